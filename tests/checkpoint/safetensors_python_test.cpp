@@ -5,17 +5,13 @@
 
 #include <ATen/ATen.h>
 
-#include <cstdlib>
-
 namespace trireme::checkpoint {
 namespace {
 
 // Runs tests/checkpoint/cross_check.py, which uses Hugging Face's safetensors, and returns what it prints.
 std::string cross_check(const std::string& verb, const fs::path& file) {
-  const char* chosen = std::getenv("TRIREME_TEST_PYTHON");
-  const std::string python = chosen != nullptr ? chosen : test::source_dir() + "/.venv/bin/python";
-  const std::string command = concat('"', python, "\" \"", test::source_dir(), "/tests/checkpoint/cross_check.py\" ",
-                                     verb, " \"", file.string(), "\" 2>&1");
+  const std::string command = concat('"', test::python(), "\" \"", test::source_dir(),
+                                     "/tests/checkpoint/cross_check.py\" ", verb, " \"", file.string(), "\" 2>&1");
   FILE* pipe = ::popen(command.c_str(), "r");
   std::string output;
   for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {

@@ -18,6 +18,7 @@ namespace trireme::checkpoint {
 namespace {
 
 using nlohmann::json;
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::Contains;
@@ -225,15 +226,12 @@ TEST_F(SaveRanksTest, AllRanksFallBackTogetherWhenOneFindsDamage) {
 
 // What ranks see of a folder that another run saves to may differ.
 TEST_F(SaveRanksTest, RanksAgreeOnTheNewest) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          save_step(1, world.group());
-                          const fs::path absent = folder_ / "absent";
-                          EXPECT_EQ(find_newest(world.rank() == 0 ? folder_ : absent, world.group()),
-                                    folder_ / "global_step1");
-                          EXPECT_EQ(find_newest(world.rank() == 0 ? absent : folder_, world.group()), std::nullopt);
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    save_step(1, world.group());
+    const fs::path absent = folder_ / "absent";
+    EXPECT_EQ(find_newest(world.rank() == 0 ? folder_ : absent, world.group()), folder_ / "global_step1");
+    EXPECT_EQ(find_newest(world.rank() == 0 ? absent : folder_, world.group()), std::nullopt);
+  });
 }
 
 TEST_F(SaveRanksTest, ARankKilledDuringTheSaveLeavesTheEarlierCheckpoint) {
@@ -263,33 +261,30 @@ TEST_F(SaveRanksTest, AReplacedTrainingChangesNothingMore) {
   for (const int at : {before_it, before_it_is_visible, before_latest, before_old_ones_go}) {
     SCOPED_TRACE(at);
     const fs::path root = folder_ / std::to_string(at);
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            const auto save_with = [&](int64_t step, const SaveOptions& options) {
-                              save(root, step_tag(step), world.group(), {part(step, world.rank(), world.size())}, {},
-                                   {}, options);
-                            };
-                            SaveOptions options;
-                            options.keep_last = 1;
-                            save_with(1, options);
-                            RunToken token(folder_ / "logs");
-                            if (world.rank() == 0) {
-                              token.claim();
-                            }
-                            int calls = 0;
-                            options.check_claim = [&] {
-                              if (++calls == at) {
-                                RunToken(folder_ / "logs").claim();
-                              }
-                              token.check();
-                            };
-                            EXPECT_THAT(message_of<PeerError>([&] { save_with(2, options); }),
-                                        AllOf(HasSubstr("this training (attempt "),
-                                              HasSubstr("was replaced by attempt "), HasSubstr("writes nothing more")));
-                            EXPECT_EQ(calls, world.rank() == 0 ? at : 0);
-                            world.group().barrier("done").wait();
-                          }),
-                IsEmpty());
+    on_ranks(2, [&](comm::World& world) {
+      const auto save_with = [&](int64_t step, const SaveOptions& options) {
+        save(root, step_tag(step), world.group(), {part(step, world.rank(), world.size())}, {}, {}, options);
+      };
+      SaveOptions options;
+      options.keep_last = 1;
+      save_with(1, options);
+      RunToken token(folder_ / "logs");
+      if (world.rank() == 0) {
+        token.claim();
+      }
+      int calls = 0;
+      options.check_claim = [&] {
+        if (++calls == at) {
+          RunToken(folder_ / "logs").claim();
+        }
+        token.check();
+      };
+      EXPECT_THAT(message_of<PeerError>([&] { save_with(2, options); }),
+                  AllOf(HasSubstr("this training (attempt "), HasSubstr("was replaced by attempt "),
+                        HasSubstr("writes nothing more")));
+      EXPECT_EQ(calls, world.rank() == 0 ? at : 0);
+      world.group().barrier("done").wait();
+    });
     std::set<std::string> names;
     for (const auto& entry : fs::directory_iterator(root)) {
       names.insert(entry.path().filename().string());

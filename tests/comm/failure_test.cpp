@@ -25,6 +25,7 @@ namespace {
 
 using test::error_of;
 using test::Gate;
+using test::on_ranks;
 using test::peer_error;
 using test::run_processes;
 using test::run_ranks;
@@ -64,121 +65,113 @@ RunOptions never(const std::string& backend) {
 
 TEST_P(TimeoutTest, NamesTheRankThatDidNotCome) {
   Gate told;
-  EXPECT_THAT(run_ranks(
-                  3,
-                  [&](World& world) {
-                    auto loss = torch::ones({1});
-                    world.group().all_reduce(loss, ReduceOp::sum, "loss").wait();
-                    if (world.rank() == 1) {
-                      told.wait(2);
-                      return;
-                    }
-                    auto bucket = torch::ones({250});
-                    const std::string error =
-                        peer_error([&] { world.group().all_reduce(bucket, ReduceOp::sum, "bucket 3").wait(); });
-                    EXPECT_THAT(error,
-                                AllOf(HasSubstr("[comm] all_reduce #2 (\"bucket 3\", 1.00 kB) in group \"world\""),
-                                      HasSubstr(concat("on rank ", world.rank(), " of 3")),
-                                      HasSubstr("rank 1 has not come (rank 1 last did all_reduce #1 (\"loss\", 4 B))"),
-                                      HasSubstr("TRIREME_TIMEOUT")));
-                    const auto record = Recorder::process().records().back();
-                    EXPECT_EQ(record.state, OpState::failed);
-                    EXPECT_EQ(record.what, "bucket 3");
-                    told.open();
-                  },
-                  soon(GetParam())),
-              IsEmpty());
+  on_ranks(
+      3,
+      [&](World& world) {
+        auto loss = torch::ones({1});
+        world.group().all_reduce(loss, ReduceOp::sum, "loss").wait();
+        if (world.rank() == 1) {
+          told.wait(2);
+          return;
+        }
+        auto bucket = torch::ones({250});
+        const std::string error =
+            peer_error([&] { world.group().all_reduce(bucket, ReduceOp::sum, "bucket 3").wait(); });
+        EXPECT_THAT(error, AllOf(HasSubstr("[comm] all_reduce #2 (\"bucket 3\", 1.00 kB) in group \"world\""),
+                                 HasSubstr(concat("on rank ", world.rank(), " of 3")),
+                                 HasSubstr("rank 1 has not come (rank 1 last did all_reduce #1 (\"loss\", 4 B))"),
+                                 HasSubstr("TRIREME_TIMEOUT")));
+        const auto record = Recorder::process().records().back();
+        EXPECT_EQ(record.state, OpState::failed);
+        EXPECT_EQ(record.what, "bucket 3");
+        told.open();
+      },
+      soon(GetParam()));
 }
 
 TEST_P(TimeoutTest, SubgroupsNameWorldRanks) {
   Gate told;
-  EXPECT_THAT(run_ranks(
-                  3,
-                  [&](World& world) {
-                    const Group pair = world.subgroup({1, 2}, "pipe");
-                    if (world.rank() == 1) {
-                      auto tensor = torch::ones({4});
-                      EXPECT_THAT(peer_error([&] { pair.recv(tensor, 1, 0, "activations").wait(); }),
-                                  AllOf(HasSubstr("recv #1 from rank 2 (\"activations\", 16 B) in group \"pipe\""),
-                                        HasSubstr("is not done after 3.00 s on rank 1 of 3"),
-                                        HasSubstr("rank 2 has not come (rank 2 has done nothing in this group)")));
-                      told.open(2);
-                    } else {
-                      told.wait();
-                    }
-                  },
-                  soon(GetParam())),
-              IsEmpty());
+  on_ranks(
+      3,
+      [&](World& world) {
+        const Group pair = world.subgroup({1, 2}, "pipe");
+        if (world.rank() == 1) {
+          auto tensor = torch::ones({4});
+          EXPECT_THAT(peer_error([&] { pair.recv(tensor, 1, 0, "activations").wait(); }),
+                      AllOf(HasSubstr("recv #1 from rank 2 (\"activations\", 16 B) in group \"pipe\""),
+                            HasSubstr("is not done after 3.00 s on rank 1 of 3"),
+                            HasSubstr("rank 2 has not come (rank 2 has done nothing in this group)")));
+          told.open(2);
+        } else {
+          told.wait();
+        }
+      },
+      soon(GetParam()));
 }
 
 // As a mesh within a pipeline's stage has them: rank 0 knows nothing of the group that is late.
 TEST_P(TimeoutTest, AGroupOfAGroupNamesWorldRanks) {
   Gate told;
-  EXPECT_THAT(run_ranks(
-                  4,
-                  [&](World& world) {
-                    const Group stage = world.group().subgroup({3, 2, 1}, "stage");
-                    if (world.rank() == 0) {
-                      EXPECT_EQ(stage.size(), 1);
-                      EXPECT_EQ(stage.subgroup({0}, "tensor").size(), 1);
-                      EXPECT_THAT(error_of([&] { stage.subgroup({0, 1}, "tensor"); }),
-                                  HasSubstr("different ranks between 0 and 0"));
-                      return told.wait();
-                    }
-                    const Group pair = stage.subgroup({1, 0}, "tensor"); // world ranks 2 and 3
-                    EXPECT_EQ(pair.members(), world.rank() == 1 ? std::vector<int>{1} : std::vector<int>({2, 3}));
-                    if (world.rank() != 2) {
-                      return told.wait();
-                    }
-                    auto tensor = torch::ones({4});
-                    EXPECT_THAT(peer_error([&] { pair.all_reduce(tensor, ReduceOp::sum, "columns").wait(); }),
-                                AllOf(HasSubstr("all_reduce #1 (\"columns\", 16 B) in group \"tensor\""),
-                                      HasSubstr("is not done after 3.00 s on rank 2 of 4"),
-                                      HasSubstr("rank 3 has not come (rank 3 has done nothing in this group)")));
-                    told.open(3);
-                  },
-                  soon(GetParam())),
-              IsEmpty());
+  on_ranks(
+      4,
+      [&](World& world) {
+        const Group stage = world.group().subgroup({3, 2, 1}, "stage");
+        if (world.rank() == 0) {
+          EXPECT_EQ(stage.size(), 1);
+          EXPECT_EQ(stage.subgroup({0}, "tensor").size(), 1);
+          EXPECT_THAT(error_of([&] { stage.subgroup({0, 1}, "tensor"); }),
+                      HasSubstr("different ranks between 0 and 0"));
+          return told.wait();
+        }
+        const Group pair = stage.subgroup({1, 0}, "tensor"); // world ranks 2 and 3
+        EXPECT_EQ(pair.members(), world.rank() == 1 ? std::vector<int>{1} : std::vector<int>({2, 3}));
+        if (world.rank() != 2) {
+          return told.wait();
+        }
+        auto tensor = torch::ones({4});
+        EXPECT_THAT(peer_error([&] { pair.all_reduce(tensor, ReduceOp::sum, "columns").wait(); }),
+                    AllOf(HasSubstr("all_reduce #1 (\"columns\", 16 B) in group \"tensor\""),
+                          HasSubstr("is not done after 3.00 s on rank 2 of 4"),
+                          HasSubstr("rank 3 has not come (rank 3 has done nothing in this group)")));
+        told.open(3);
+      },
+      soon(GetParam()));
 }
 
 TEST_P(TimeoutTest, ASkippedCollectiveIsSeenAtTheEnd) {
-  EXPECT_THAT(run_ranks(
-                  2,
-                  [](World& world) {
-                    auto tensor = torch::ones({8});
-                    world.group().all_reduce(tensor, ReduceOp::sum, "a").wait();
-                    if (world.rank() == 0) {
-                      EXPECT_THAT(
-                          peer_error([&] { world.group().all_reduce(tensor, ReduceOp::sum, "b").wait(); }),
-                          AllOf(HasSubstr("all_reduce #2 (\"b\""),
-                                HasSubstr("rank 1 has ended without an error (rank 1 last did all_reduce #1 (\"a\"")));
-                    }
-                  },
-                  soon(GetParam())),
-              IsEmpty());
+  on_ranks(
+      2,
+      [](World& world) {
+        auto tensor = torch::ones({8});
+        world.group().all_reduce(tensor, ReduceOp::sum, "a").wait();
+        if (world.rank() == 0) {
+          EXPECT_THAT(peer_error([&] { world.group().all_reduce(tensor, ReduceOp::sum, "b").wait(); }),
+                      AllOf(HasSubstr("all_reduce #2 (\"b\""),
+                            HasSubstr("rank 1 has ended without an error (rank 1 last did all_reduce #1 (\"a\"")));
+        }
+      },
+      soon(GetParam()));
 }
 
 TEST_P(TimeoutTest, TheGroupStaysBrokenAndSaysWhy) {
   Gate told;
-  EXPECT_THAT(
-      run_ranks(
-          2,
-          [&](World& world) {
-            auto tensor = torch::ones({8});
-            if (world.rank() == 0) {
-              auto first = world.group().all_reduce(tensor, ReduceOp::sum, "first");
-              auto second = world.group().all_reduce(tensor, ReduceOp::sum, "second");
-              EXPECT_THAT(peer_error([&] { first.wait(); }), HasSubstr("all_reduce #1 (\"first\""));
-              EXPECT_THAT(peer_error([&] { second.wait(); }),
-                          AllOf(HasSubstr("all_reduce #2 (\"second\""), HasSubstr("as an operation before it")));
-              EXPECT_THAT(peer_error([&] { world.group().barrier(); }), HasSubstr("the group has failed before"));
-              told.open();
-            } else {
-              told.wait();
-            }
-          },
-          soon(GetParam())),
-      IsEmpty());
+  on_ranks(
+      2,
+      [&](World& world) {
+        auto tensor = torch::ones({8});
+        if (world.rank() == 0) {
+          auto first = world.group().all_reduce(tensor, ReduceOp::sum, "first");
+          auto second = world.group().all_reduce(tensor, ReduceOp::sum, "second");
+          EXPECT_THAT(peer_error([&] { first.wait(); }), HasSubstr("all_reduce #1 (\"first\""));
+          EXPECT_THAT(peer_error([&] { second.wait(); }),
+                      AllOf(HasSubstr("all_reduce #2 (\"second\""), HasSubstr("as an operation before it")));
+          EXPECT_THAT(peer_error([&] { world.group().barrier(); }), HasSubstr("the group has failed before"));
+          told.open();
+        } else {
+          told.wait();
+        }
+      },
+      soon(GetParam()));
 }
 
 TEST_P(LostPeerTest, AKilledRankIsNoticedAndNamed) {

@@ -76,7 +76,7 @@ TEST(LaunchersTest, TheRankThatFailedIsShown) {
 
 // torch.distributed opens a store of its own at MASTER_PORT, beside ours.
 TEST(LaunchersTest, AProgramOfPythonBesideOneOfOurs) {
-  const std::string python = test::source_dir() + "/.venv/bin/python";
+  const std::string python = test::python();
   if (run_command("\"" + python + "\" -c 'import torch.distributed'").first != 0) {
     GTEST_SKIP() << "there is no torch in .venv (libtorch comes from elsewhere)";
   }

@@ -190,34 +190,32 @@ TEST_F(NetworkTest, ACutCableIsNoticedLongBeforeTheTimeout) {
 /// Every connection between hosts is probed while it is idle: those to the rendezvous, and those that gloo makes for
 /// every group.
 TEST(ConnectionsTest, AreAllProbed) {
-  EXPECT_THAT(trireme::test::run_ranks(2,
-                                       [](World& world) {
-                                         const Group pair = world.subgroup({0, 1}, "pair");
-                                         pair.barrier().wait();
-                                         int connections = 0;
-                                         for (int number = 0; number < 1024; ++number) {
-                                           int protocol = 0;
-                                           int listens = 0;
-                                           socklen_t length = sizeof(protocol);
-                                           if (getsockopt(number, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) != 0 ||
-                                               protocol != IPPROTO_TCP ||
-                                               getsockopt(number, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 ||
-                                               listens != 0) {
-                                             continue;
-                                           }
-                                           int probed = 0;
-                                           int idle = 0;
-                                           getsockopt(number, SOL_SOCKET, SO_KEEPALIVE, &probed, &length);
-                                           getsockopt(number, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &length);
-                                           EXPECT_EQ(probed, 1);
-                                           EXPECT_LT(idle, store::kSilence.count());
-                                           ++connections;
-                                         }
-                                         EXPECT_GE(connections, 4) << "two to the rendezvous, and one for each group";
-                                         world.group().barrier().wait();
-                                       },
-                                       {.backend = "gloo"}),
-              IsEmpty());
+  trireme::test::on_ranks(
+      2,
+      [](World& world) {
+        const Group pair = world.subgroup({0, 1}, "pair");
+        pair.barrier().wait();
+        int connections = 0;
+        for (int number = 0; number < 1024; ++number) {
+          int protocol = 0;
+          int listens = 0;
+          socklen_t length = sizeof(protocol);
+          if (getsockopt(number, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) != 0 || protocol != IPPROTO_TCP ||
+              getsockopt(number, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens != 0) {
+            continue;
+          }
+          int probed = 0;
+          int idle = 0;
+          getsockopt(number, SOL_SOCKET, SO_KEEPALIVE, &probed, &length);
+          getsockopt(number, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &length);
+          EXPECT_EQ(probed, 1);
+          EXPECT_LT(idle, store::kSilence.count());
+          ++connections;
+        }
+        EXPECT_GE(connections, 4) << "two to the rendezvous, and one for each group";
+        world.group().barrier().wait();
+      },
+      {.backend = "gloo"});
 }
 
 /// Between hosts nobody but the user can hand a secret to all ranks.

@@ -11,7 +11,6 @@ namespace trireme::comm {
 namespace {
 
 using testing::HasSubstr;
-using testing::IsEmpty;
 using trireme::test::error_of;
 
 TEST(NullGroupTest, AGroupOfOneDoesEverythingAtOnce) {
@@ -55,33 +54,27 @@ TEST(TensorCheckTest, SaysWhatIsWrongWithATensor) {
 }
 
 TEST(TensorCheckTest, RefusesWhatDoesNotDivide) {
-  EXPECT_THAT(test::run_ranks(
-                  2,
-                  [](World& world) {
-                    const Group& group = world.group();
-                    auto three = torch::ones({3});
-                    auto other = torch::ones({3});
-                    EXPECT_THAT(error_of([&] { group.reduce_scatter(torch::ones({1}), three); }),
-                                HasSubstr("2 x 1 elements, it has 3"));
-                    EXPECT_THAT(error_of([&] { group.all_reduce(torch::ones({2}, torch::device(torch::kMeta))); }),
-                                HasSubstr("meta"));
-                    EXPECT_THAT(error_of([&] { group.all_to_all(other, three); }),
-                                HasSubstr("3 elements do not divide among 2"));
-                    EXPECT_THAT(error_of([&] { group.all_to_all(three.narrow(0, 0, 2), three.narrow(0, 0, 2)); }),
-                                HasSubstr("same memory"));
-                    EXPECT_THAT(error_of([&] { world.subgroup({0, 2}, "bad"); }),
-                                HasSubstr("different ranks between 0 and 1"));
-                    EXPECT_THAT(error_of([&] { world.subgroup({0, 0}, "bad"); }), HasSubstr("\"bad\""));
-                    EXPECT_THAT(error_of([&] { world.subgroup({}, "bad"); }), HasSubstr("\"bad\""));
-                    // None of these has used up a number or disturbed the others.
-                    group.all_reduce(three).wait();
-                    EXPECT_EQ(three[0].item<float>(), 2.0F);
-                    world.close();
-                    world.close();
-                    EXPECT_THAT(error_of([&] { group.all_reduce(three); }), HasSubstr("after its world was closed"));
-                    EXPECT_THAT(error_of([&] { world.subgroup({0, 1}, "late"); }), HasSubstr("closed world"));
-                  }),
-              IsEmpty());
+  test::on_ranks(2, [](World& world) {
+    const Group& group = world.group();
+    auto three = torch::ones({3});
+    auto other = torch::ones({3});
+    EXPECT_THAT(error_of([&] { group.reduce_scatter(torch::ones({1}), three); }),
+                HasSubstr("2 x 1 elements, it has 3"));
+    EXPECT_THAT(error_of([&] { group.all_reduce(torch::ones({2}, torch::device(torch::kMeta))); }), HasSubstr("meta"));
+    EXPECT_THAT(error_of([&] { group.all_to_all(other, three); }), HasSubstr("3 elements do not divide among 2"));
+    EXPECT_THAT(error_of([&] { group.all_to_all(three.narrow(0, 0, 2), three.narrow(0, 0, 2)); }),
+                HasSubstr("same memory"));
+    EXPECT_THAT(error_of([&] { world.subgroup({0, 2}, "bad"); }), HasSubstr("different ranks between 0 and 1"));
+    EXPECT_THAT(error_of([&] { world.subgroup({0, 0}, "bad"); }), HasSubstr("\"bad\""));
+    EXPECT_THAT(error_of([&] { world.subgroup({}, "bad"); }), HasSubstr("\"bad\""));
+    // None of these has used up a number or disturbed the others.
+    group.all_reduce(three).wait();
+    EXPECT_EQ(three[0].item<float>(), 2.0F);
+    world.close();
+    world.close();
+    EXPECT_THAT(error_of([&] { group.all_reduce(three); }), HasSubstr("after its world was closed"));
+    EXPECT_THAT(error_of([&] { world.subgroup({0, 1}, "late"); }), HasSubstr("closed world"));
+  });
 }
 
 } // namespace

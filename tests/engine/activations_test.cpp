@@ -17,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using activations::Way;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -98,22 +99,20 @@ class EngineActivationsTest : public testing::TestWithParam<int> {};
 
 TEST_P(EngineActivationsTest, AModelInOnePieceTrainsTheSameBitsAtEveryZeroStage) {
   const Task task{.stage = GetParam()};
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          const Trained plain = train(world, task, {});
-                          for (const Way way : {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme}) {
-                            SCOPED_TRACE(activations::name_of(way));
-                            const Trained other = train(world, task, every_part(way));
-                            EXPECT_EQ(other.numbers, plain.numbers);
-                            EXPECT_EQ(other.ways.size(), task.layers); // the blocks; a tied head is not a part
-                            EXPECT_EQ(other.moved > 0, activations::moves(way));
-                          }
-                          activations::Options mixed = every_part(Way::keep);
-                          mixed.policy.reset();
-                          mixed.choices = {Way::nvme, Way::recompute, Way::keep};
-                          EXPECT_EQ(train(world, task, mixed).numbers, plain.numbers);
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    const Trained plain = train(world, task, {});
+    for (const Way way : {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme}) {
+      SCOPED_TRACE(activations::name_of(way));
+      const Trained other = train(world, task, every_part(way));
+      EXPECT_EQ(other.numbers, plain.numbers);
+      EXPECT_EQ(other.ways.size(), task.layers); // the blocks; a tied head is not a part
+      EXPECT_EQ(other.moved > 0, activations::moves(way));
+    }
+    activations::Options mixed = every_part(Way::keep);
+    mixed.policy.reset();
+    mixed.choices = {Way::nvme, Way::recompute, Way::keep};
+    EXPECT_EQ(train(world, task, mixed).numbers, plain.numbers);
+  });
   fs::remove_all(files_of_activations());
 }
 
@@ -128,100 +127,88 @@ TEST(EngineActivations, PipelinesAndAutocastTrainTheSameBits) {
       {.autocast = true},
       {.interval = 1,
        .accumulation = 1}}; // the head shares its weight with the embedding: a sum in two pieces, or in one
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          for (const Task& task : tasks) {
-                            const Trained plain = train(world, task, {});
-                            for (const Way way : {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme}) {
-                              SCOPED_TRACE(concat(task.stages, " stages, interval ", task.interval, ", ",
-                                                  activations::name_of(way)));
-                              EXPECT_EQ(train(world, task, every_part(way)).numbers, plain.numbers);
-                            }
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    for (const Task& task : tasks) {
+      const Trained plain = train(world, task, {});
+      for (const Way way : {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme}) {
+        SCOPED_TRACE(concat(task.stages, " stages, interval ", task.interval, ", ", activations::name_of(way)));
+        EXPECT_EQ(train(world, task, every_part(way)).numbers, plain.numbers);
+      }
+    }
+  });
   fs::remove_all(files_of_activations());
 }
 
 // In a pipeline the list has a way for each layer, wherever the stages are cut: embedding, positions, three blocks,
 // norm, head.
 TEST(EngineActivations, AListOfLayersHasAChoiceForEachLayer) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [&](comm::World& world) {
-                  const Task task{.stages = 2};
-                  activations::Options listed = every_part(Way::keep);
-                  listed.policy.reset();
-                  listed.choices =
-                      activations::from_words({"keep", "recompute", "nvme", "recompute", "recompute_nvme", "2*keep"});
-                  const Trained trained = train(world, task, listed);
-                  EXPECT_EQ(trained.numbers, train(world, task, {}).numbers);
-                  at::Tensor count = torch::zeros({static_cast<int64_t>(activations::kWays.size())}, torch::kInt64);
-                  for (const Way way : trained.ways) {
-                    count[static_cast<int64_t>(way)] += 1;
-                  }
-                  world.group().all_reduce(count).wait();
-                  EXPECT_TRUE(count.equal(torch::tensor({2, 2, 0, 1, 0, 1}, torch::kInt64)))
-                      << count; // the embedding, whose input needs no gradient, is no part
-                  listed.choices.pop_back();
-                  EXPECT_THROW(train(world, task, listed), Error);
-                }),
-      IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    const Task task{.stages = 2};
+    activations::Options listed = every_part(Way::keep);
+    listed.policy.reset();
+    listed.choices = activations::from_words({"keep", "recompute", "nvme", "recompute", "recompute_nvme", "2*keep"});
+    const Trained trained = train(world, task, listed);
+    EXPECT_EQ(trained.numbers, train(world, task, {}).numbers);
+    at::Tensor count = torch::zeros({static_cast<int64_t>(activations::kWays.size())}, torch::kInt64);
+    for (const Way way : trained.ways) {
+      count[static_cast<int64_t>(way)] += 1;
+    }
+    world.group().all_reduce(count).wait();
+    EXPECT_TRUE(count.equal(torch::tensor({2, 2, 0, 1, 0, 1}, torch::kInt64)))
+        << count; // the embedding, whose input needs no gradient, is no part
+    listed.choices.pop_back();
+    EXPECT_THROW(train(world, task, listed), Error);
+  });
   fs::remove_all(files_of_activations());
 }
 
 TEST(EngineActivations, RecomputationNeedsLessMemoryThanKeeping) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          const Task task{.layers = 8};
-                          const int64_t keep = train(world, task, every_part(Way::keep)).peaks.back();
-                          const int64_t recompute = train(world, task, every_part(Way::recompute)).peaks.back();
-                          const int64_t input = kZeroBatch / 2 * 8 * 16 * 4;
-                          EXPECT_GE(keep, 8 * 14 * input);
-                          EXPECT_LE(recompute, 8 * input + keep / 8);
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    const Task task{.layers = 8};
+    const int64_t keep = train(world, task, every_part(Way::keep)).peaks.back();
+    const int64_t recompute = train(world, task, every_part(Way::recompute)).peaks.back();
+    const int64_t input = kZeroBatch / 2 * 8 * 16 * 4;
+    EXPECT_GE(keep, 8 * 14 * input);
+    EXPECT_LE(recompute, 8 * input + keep / 8);
+  });
   fs::remove_all(files_of_activations());
 }
 
 TEST(EngineActivations, RanksChooseTheSameWithinTheBudget) {
   for (const int stages : {1, 2}) {
-    EXPECT_THAT(
-        run_ranks(2,
-                  [&](comm::World& world) {
-                    const Task task{.stages = stages, .layers = 8};
-                    const Trained plain = train(world, task, {}, 6);
-                    const auto largest = [&](int64_t bytes) {
-                      at::Tensor all = torch::tensor({bytes});
-                      world.group().all_reduce(all, comm::ReduceOp::max).wait();
-                      return all.item<int64_t>();
-                    };
-                    const int64_t keep = largest(train(world, task, every_part(Way::keep)).peaks.back());
-                    const int64_t recompute = largest(train(world, task, every_part(Way::recompute)).peaks.back());
-                    activations::Options wanted{.automatic = true,
-                                                .memory_budget = stages > 1 ? keep : (keep + recompute) / 2,
-                                                .nvme_path = files_of_activations().string()};
-                    const Trained chosen = train(world, task, wanted, 6);
-                    EXPECT_EQ(chosen.numbers, plain.numbers);
-                    for (size_t step = 2; step < chosen.peaks.size(); ++step) {
-                      EXPECT_LE(chosen.peaks[step], wanted.memory_budget) << "step " << step;
-                    }
-                    std::vector<int64_t> mine;
-                    for (const Way way : chosen.ways) {
-                      mine.push_back(static_cast<int64_t>(way));
-                    }
-                    at::Tensor own = torch::tensor(mine);
-                    if (stages == 1) {
-                      at::Tensor first = own.clone();
-                      world.group().broadcast(first, 0, "ways").wait();
-                      EXPECT_TRUE(first.equal(own));
-                      const Trained again =
-                          train(world, task, {.choices = chosen.ways, .nvme_path = files_of_activations().string()}, 6);
-                      EXPECT_EQ(again.numbers, plain.numbers);
-                      EXPECT_EQ(again.ways, chosen.ways);
-                    }
-                  }),
-        IsEmpty());
+    on_ranks(2, [&](comm::World& world) {
+      const Task task{.stages = stages, .layers = 8};
+      const Trained plain = train(world, task, {}, 6);
+      const auto largest = [&](int64_t bytes) {
+        at::Tensor all = torch::tensor({bytes});
+        world.group().all_reduce(all, comm::ReduceOp::max).wait();
+        return all.item<int64_t>();
+      };
+      const int64_t keep = largest(train(world, task, every_part(Way::keep)).peaks.back());
+      const int64_t recompute = largest(train(world, task, every_part(Way::recompute)).peaks.back());
+      activations::Options wanted{.automatic = true,
+                                  .memory_budget = stages > 1 ? keep : (keep + recompute) / 2,
+                                  .nvme_path = files_of_activations().string()};
+      const Trained chosen = train(world, task, wanted, 6);
+      EXPECT_EQ(chosen.numbers, plain.numbers);
+      for (size_t step = 2; step < chosen.peaks.size(); ++step) {
+        EXPECT_LE(chosen.peaks[step], wanted.memory_budget) << "step " << step;
+      }
+      std::vector<int64_t> mine;
+      for (const Way way : chosen.ways) {
+        mine.push_back(static_cast<int64_t>(way));
+      }
+      at::Tensor own = torch::tensor(mine);
+      if (stages == 1) {
+        at::Tensor first = own.clone();
+        world.group().broadcast(first, 0, "ways").wait();
+        EXPECT_TRUE(first.equal(own));
+        const Trained again =
+            train(world, task, {.choices = chosen.ways, .nvme_path = files_of_activations().string()}, 6);
+        EXPECT_EQ(again.numbers, plain.numbers);
+        EXPECT_EQ(again.ways, chosen.ways);
+      }
+    });
   }
   fs::remove_all(files_of_activations());
 }
@@ -235,34 +222,28 @@ TEST(EngineActivations, PipelinesStayWithinTheLeastBudget) {
       {.stages = 2, .layers = 6, .accumulation = 4, .schedule = ScheduleKind::gpipe},
       {.stages = 2, .layers = 6, .accumulation = 4, .schedule = ScheduleKind::zero_bubble},
       {.stages = 2, .chunks = 2, .layers = 6, .accumulation = 4, .schedule = ScheduleKind::interleaved}};
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          for (const Task& task : tasks) {
-                            SCOPED_TRACE(concat("schedule ", static_cast<int>(task.schedule)));
-                            activations::Options wanted{.automatic = true,
-                                                        .memory_budget = 1,
-                                                        .nvme_path = files_of_activations().string(),
-                                                        .least_bytes = 0};
-                            try {
-                              train(world, task, wanted);
-                              ADD_FAILURE() << "a byte is enough";
-                            } catch (const InputError& error) { // every rank says what all say
-                              const std::string words = "Raise memory_budget to ";
-                              const std::string told = error.what();
-                              for (size_t at = told.find(words); at != std::string::npos;
-                                   at = told.find(words, at + 1)) {
-                                wanted.memory_budget =
-                                    std::max<int64_t>(wanted.memory_budget, std::stoll(told.substr(at + words.size())));
-                              }
-                            }
-                            const Trained trained = train(world, task, wanted, 6);
-                            for (size_t step = 2; step < trained.peaks.size(); ++step) { // the first two measure
-                              EXPECT_LE(trained.peaks[step], wanted.memory_budget) << "step " << step;
-                            }
-                            EXPECT_GT(trained.moved, 0);
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    for (const Task& task : tasks) {
+      SCOPED_TRACE(concat("schedule ", static_cast<int>(task.schedule)));
+      activations::Options wanted{
+          .automatic = true, .memory_budget = 1, .nvme_path = files_of_activations().string(), .least_bytes = 0};
+      try {
+        train(world, task, wanted);
+        ADD_FAILURE() << "a byte is enough";
+      } catch (const InputError& error) { // every rank says what all say
+        const std::string words = "Raise memory_budget to ";
+        const std::string told = error.what();
+        for (size_t at = told.find(words); at != std::string::npos; at = told.find(words, at + 1)) {
+          wanted.memory_budget = std::max<int64_t>(wanted.memory_budget, std::stoll(told.substr(at + words.size())));
+        }
+      }
+      const Trained trained = train(world, task, wanted, 6);
+      for (size_t step = 2; step < trained.peaks.size(); ++step) { // the first two measure
+        EXPECT_LE(trained.peaks[step], wanted.memory_budget) << "step " << step;
+      }
+      EXPECT_GT(trained.moved, 0);
+    }
+  });
   fs::remove_all(files_of_activations());
 }
 
@@ -289,43 +270,39 @@ std::vector<double> steps_of(Engine& engine, int steps) {
 TEST(EngineActivations, AResumedRunUsesTheChoiceOfItsCheckpoint) {
   const fs::path saved = fs::path(testing::TempDir()) / concat("trireme_chosen_activations_", ::getpid());
   for (const int stages : {1, 2}) {
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            const Task task{.stages = stages, .layers = 8};
-                            const activations::Options wanted{.automatic = true, .memory_budget = 100'000'000};
-                            const std::string tag = std::to_string(stages);
-                            const auto before = make(world, task, wanted);
-                            steps_of(*before, 3);
-                            const std::vector<Way> chosen = before->activations()->ways();
-                            EXPECT_THAT(chosen, testing::Each(Way::keep)) << "there is room";
-                            before->save_checkpoint(saved, tag);
-                            const std::vector<double> expected = steps_of(*before, 3);
+    on_ranks(2, [&](comm::World& world) {
+      const Task task{.stages = stages, .layers = 8};
+      const activations::Options wanted{.automatic = true, .memory_budget = 100'000'000};
+      const std::string tag = std::to_string(stages);
+      const auto before = make(world, task, wanted);
+      steps_of(*before, 3);
+      const std::vector<Way> chosen = before->activations()->ways();
+      EXPECT_THAT(chosen, testing::Each(Way::keep)) << "there is room";
+      before->save_checkpoint(saved, tag);
+      const std::vector<double> expected = steps_of(*before, 3);
 
-                            const auto after = make(world, task, wanted);
-                            after->load_checkpoint(saved, tag);
-                            std::vector<double> numbers = steps_of(*after, 1);
-                            EXPECT_EQ(after->activations()->ways(), chosen);
-                            const std::vector<double> rest = steps_of(*after, 2);
-                            numbers.insert(numbers.end(), rest.begin(), rest.end());
-                            EXPECT_EQ(numbers, expected);
-                            EXPECT_EQ(after->activations()->ways(), chosen);
-                            after->save_checkpoint(saved, tag + "-again");
+      const auto after = make(world, task, wanted);
+      after->load_checkpoint(saved, tag);
+      std::vector<double> numbers = steps_of(*after, 1);
+      EXPECT_EQ(after->activations()->ways(), chosen);
+      const std::vector<double> rest = steps_of(*after, 2);
+      numbers.insert(numbers.end(), rest.begin(), rest.end());
+      EXPECT_EQ(numbers, expected);
+      EXPECT_EQ(after->activations()->ways(), chosen);
+      after->save_checkpoint(saved, tag + "-again");
 
-                            const auto once_more = make(world, task, wanted); // a choice that was adopted is saved too
-                            once_more->load_checkpoint(saved, tag + "-again");
-                            steps_of(*once_more, 1);
-                            EXPECT_EQ(once_more->activations()->ways(), chosen);
+      const auto once_more = make(world, task, wanted); // a choice that was adopted is saved too
+      once_more->load_checkpoint(saved, tag + "-again");
+      steps_of(*once_more, 1);
+      EXPECT_EQ(once_more->activations()->ways(), chosen);
 
-                            activations::Options other = wanted;
-                            other.memory_budget -= 1;
-                            const auto another = make(world, task, other);
-                            another->load_checkpoint(saved, tag);
-                            EXPECT_EQ(steps_of(*another, 1),
-                                      std::vector<double>(expected.begin(), expected.begin() + 2));
-                            EXPECT_THAT(another->activations()->ways(), testing::Each(Way::recompute))
-                                << "another budget: measured again";
-                          }),
-                IsEmpty());
+      activations::Options other = wanted;
+      other.memory_budget -= 1;
+      const auto another = make(world, task, other);
+      another->load_checkpoint(saved, tag);
+      EXPECT_EQ(steps_of(*another, 1), std::vector<double>(expected.begin(), expected.begin() + 2));
+      EXPECT_THAT(another->activations()->ways(), testing::Each(Way::recompute)) << "another budget: measured again";
+    });
   }
   fs::remove_all(saved);
 }
@@ -354,81 +331,69 @@ TEST(EngineActivations, ARecomputedListOfLayersResumesToTheSameBits) {
 
 TEST(EngineActivations, AChoiceForSmallerInputsIsMeasuredAgain) {
   const fs::path saved = fs::path(testing::TempDir()) / concat("trireme_small_activations_", ::getpid());
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          const Task task{.layers = 4};
-                          const activations::Options wanted{.automatic = true, .memory_budget = 100'000'000};
-                          const auto before = make(world, task, wanted, std::make_shared<HalfAsLong>());
-                          steps_of(*before, 3);
-                          before->save_checkpoint(saved, "half");
-                          const auto plain = make(world, task, {});
-                          plain->load_checkpoint(saved, "half");
-                          const std::vector<double> expected = steps_of(*plain, 4);
-                          const auto after = make(world, task, wanted);
-                          after->load_checkpoint(saved, "half");
-                          std::vector<double> numbers = steps_of(*after, 1);
-                          EXPECT_THAT(after->activations()->ways(), testing::Each(Way::recompute));
-                          const std::vector<double> rest = steps_of(*after, 3);
-                          numbers.insert(numbers.end(), rest.begin(), rest.end());
-                          EXPECT_EQ(numbers, expected);
-                          EXPECT_THAT(after->activations()->ways(), testing::Each(Way::keep))
-                              << "measured in two steps after it";
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    const Task task{.layers = 4};
+    const activations::Options wanted{.automatic = true, .memory_budget = 100'000'000};
+    const auto before = make(world, task, wanted, std::make_shared<HalfAsLong>());
+    steps_of(*before, 3);
+    before->save_checkpoint(saved, "half");
+    const auto plain = make(world, task, {});
+    plain->load_checkpoint(saved, "half");
+    const std::vector<double> expected = steps_of(*plain, 4);
+    const auto after = make(world, task, wanted);
+    after->load_checkpoint(saved, "half");
+    std::vector<double> numbers = steps_of(*after, 1);
+    EXPECT_THAT(after->activations()->ways(), testing::Each(Way::recompute));
+    const std::vector<double> rest = steps_of(*after, 3);
+    numbers.insert(numbers.end(), rest.begin(), rest.end());
+    EXPECT_EQ(numbers, expected);
+    EXPECT_THAT(after->activations()->ways(), testing::Each(Way::keep)) << "measured in two steps after it";
+  });
   fs::remove_all(saved);
 }
 
 TEST(EngineActivations, LayersThatNoClassMatchesAreRefused) {
   for (const int stages : {1, 2}) {
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            const Task task{.stages = stages};
-                            activations::Options wanted = every_part(Way::recompute);
-                            wanted.layers = "LlamaBlock";
-                            try {
-                              train(world, task, wanted, 1);
-                              ADD_FAILURE() << "it matches";
-                            } catch (const Error& error) {
-                              EXPECT_THAT(error.what(),
-                                          AllOf(HasSubstr("\"LlamaBlock\" matches no class"), HasSubstr("GptBlock")));
-                            }
-                          }),
-                IsEmpty());
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            const Task task{.stages = stages};
-                            activations::Options wanted = every_part(Way::recompute);
-                            wanted.layers = "Positions|GptBlock"; // a pattern of which a stage may have nothing
-                            EXPECT_NO_THROW(train(world, task, wanted, 1));
-                          }),
-                IsEmpty());
+    on_ranks(2, [&](comm::World& world) {
+      const Task task{.stages = stages};
+      activations::Options wanted = every_part(Way::recompute);
+      wanted.layers = "LlamaBlock";
+      try {
+        train(world, task, wanted, 1);
+        ADD_FAILURE() << "it matches";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("\"LlamaBlock\" matches no class"), HasSubstr("GptBlock")));
+      }
+    });
+    on_ranks(2, [&](comm::World& world) {
+      const Task task{.stages = stages};
+      activations::Options wanted = every_part(Way::recompute);
+      wanted.layers = "Positions|GptBlock"; // a pattern of which a stage may have nothing
+      EXPECT_NO_THROW(train(world, task, wanted, 1));
+    });
   }
 }
 
 TEST(EngineActivations, ABudgetThatNothingFitsEndsAllRanksWithTheReason) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          try {
-                            train(world, {}, {.automatic = true, .memory_budget = 1000});
-                            ADD_FAILURE() << "it fits";
-                          } catch (const Error& error) {
-                            EXPECT_THAT(error.what(), HasSubstr("Raise memory_budget to"));
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    try {
+      train(world, {}, {.automatic = true, .memory_budget = 1000});
+      ADD_FAILURE() << "it fits";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("Raise memory_budget to"));
+    }
+  });
 }
 
 TEST(EngineActivations, OptionsMustBeTheSameOnAllRanks) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          try {
-                            train(world, {}, {.policy = world.rank() == 0 ? Way::keep : Way::recompute});
-                            ADD_FAILURE() << "ranks differ";
-                          } catch (const Error& error) {
-                            EXPECT_THAT(error.what(), HasSubstr("activation_checkpointing.policy"));
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    try {
+      train(world, {}, {.policy = world.rank() == 0 ? Way::keep : Way::recompute});
+      ADD_FAILURE() << "ranks differ";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("activation_checkpointing.policy"));
+    }
+  });
 }
 
 } // namespace

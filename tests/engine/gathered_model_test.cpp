@@ -24,10 +24,10 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 nn::Sequential net_of(uint64_t seed) {
   torch::manual_seed(seed);
@@ -115,73 +115,64 @@ void expect_equal(const nn::Module& found, const nn::Module& expected, double to
 }
 
 TEST(GatheredModelTest, OfStagesLoadsIntoTheModelOfOneProcess) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          nn::Sequential net = net_of(1);
-                          const auto engine = train(world, in_stages(net, 3));
-                          const std::shared_ptr<nn::Module> whole = engine->gather_model();
-                          ASSERT_EQ(whole != nullptr, world.rank() == 0);
-                          if (world.rank() == 0) {
-                            nn::Sequential loaded = net_of(2);
-                            load(loaded, saved(whole));
-                            expect_equal(*loaded, *trained_in_torch());
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    nn::Sequential net = net_of(1);
+    const auto engine = train(world, in_stages(net, 3));
+    const std::shared_ptr<nn::Module> whole = engine->gather_model();
+    ASSERT_EQ(whole != nullptr, world.rank() == 0);
+    if (world.rank() == 0) {
+      nn::Sequential loaded = net_of(2);
+      load(loaded, saved(whole));
+      expect_equal(*loaded, *trained_in_torch());
+    }
+  });
 }
 
 TEST(GatheredModelTest, WhatIsOnOtherStagesIsNotSavedByMistake) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          nn::Sequential net = net_of(1);
-                          const auto engine = train(world, in_stages(net, 2));
-                          EXPECT_THAT(
-                              what_happens([&] { saved(net); }),
-                              AllOf(HasSubstr(world.rank() == 0 ? "is on stage 1" : "\"0.weight\" is on stage 0"),
-                                    HasSubstr("not trained here"), HasSubstr("gather_model()")));
-                          EXPECT_THAT(what_happens([&] { net->forward(rows(0).input()); }),
-                                      AllOf(HasSubstr("not trained here")));
-                          EXPECT_THAT(what_happens([&] {
-                                        torch::serialize::OutputArchive archive;
-                                        engine->module().save(archive);
-                                      }),
-                                      AllOf(HasSubstr("2 stages"), HasSubstr("gather_model()")));
-                          const auto own = net[world.rank() == 0 ? 0 : 5]->as<nn::Linear>();
-                          const auto other = net[world.rank() == 0 ? 5 : 0]->as<nn::Linear>();
-                          EXPECT_TRUE(device::has_memory(own->weight));
-                          EXPECT_FALSE(device::has_memory(other->weight));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    nn::Sequential net = net_of(1);
+    const auto engine = train(world, in_stages(net, 2));
+    EXPECT_THAT(what_happens([&] { saved(net); }),
+                AllOf(HasSubstr(world.rank() == 0 ? "is on stage 1" : "\"0.weight\" is on stage 0"),
+                      HasSubstr("not trained here"), HasSubstr("gather_model()")));
+    EXPECT_THAT(what_happens([&] { net->forward(rows(0).input()); }), AllOf(HasSubstr("not trained here")));
+    EXPECT_THAT(what_happens([&] {
+                  torch::serialize::OutputArchive archive;
+                  engine->module().save(archive);
+                }),
+                AllOf(HasSubstr("2 stages"), HasSubstr("gather_model()")));
+    const auto own = net[world.rank() == 0 ? 0 : 5]->as<nn::Linear>();
+    const auto other = net[world.rank() == 0 ? 5 : 0]->as<nn::Linear>();
+    EXPECT_TRUE(device::has_memory(own->weight));
+    EXPECT_FALSE(device::has_memory(other->weight));
+  });
 }
 
 // The same tensors as a checkpoint's, and a model of one process reads them.
 void expect_what_a_checkpoint_has(const SplitLayout& layout) {
   const fs::path folder = fs::temp_directory_path() / concat("trireme_gathered_", ::getpid());
-  EXPECT_THAT(run_ranks(layout.ranks(),
-                        [&](comm::World& world) {
-                          SplitRun run(world, layout, split_gpt_build({}));
-                          run.engine().train_batch();
-                          run.engine().save_checkpoint(folder);
-                          const double loss =
-                              run.engine().eval_batch(test::batch_of_step(Counting(), 0, 4)).item<double>();
-                          const std::shared_ptr<nn::Module> whole = run.engine().gather_model();
-                          if (world.rank() != 0) {
-                            return;
-                          }
-                          const auto checkpoint = checkpoint::Checkpoint::open(folder);
-                          const auto found = whole->named_parameters();
-                          for (const std::string& name : checkpoint.names("parameter")) {
-                            ASSERT_TRUE(found.contains(name)) << name;
-                            EXPECT_TRUE(found[name].equal(checkpoint.read(name))) << name;
-                          }
-                          models::Gpt alone(split_gpt());
-                          std::istringstream in(saved(whole));
-                          torch::load(alone, in);
-                          alone->eval();
-                          const data::Batch batch = test::batch_of_step(Counting(), 0, 4);
-                          EXPECT_NEAR(alone->loss(batch.input(), batch.target()).item<double>(), loss, 1e-5);
-                        }),
-              IsEmpty());
+  on_ranks(layout.ranks(), [&](comm::World& world) {
+    SplitRun run(world, layout, split_gpt_build({}));
+    run.engine().train_batch();
+    run.engine().save_checkpoint(folder);
+    const double loss = run.engine().eval_batch(test::batch_of_step(Counting(), 0, 4)).item<double>();
+    const std::shared_ptr<nn::Module> whole = run.engine().gather_model();
+    if (world.rank() != 0) {
+      return;
+    }
+    const auto checkpoint = checkpoint::Checkpoint::open(folder);
+    const auto found = whole->named_parameters();
+    for (const std::string& name : checkpoint.names("parameter")) {
+      ASSERT_TRUE(found.contains(name)) << name;
+      EXPECT_TRUE(found[name].equal(checkpoint.read(name))) << name;
+    }
+    models::Gpt alone(split_gpt());
+    std::istringstream in(saved(whole));
+    torch::load(alone, in);
+    alone->eval();
+    const data::Batch batch = test::batch_of_step(Counting(), 0, 4);
+    EXPECT_NEAR(alone->loss(batch.input(), batch.target()).item<double>(), loss, 1e-5);
+  });
   fs::remove_all(folder);
 }
 
@@ -192,17 +183,14 @@ TEST(GatheredModelTest, OfShardsOfTensorRanksAndOfAll) {
 }
 
 TEST(GatheredModelTest, InTheMiddleOfAStepItIsRefused) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          SmallRun run(world, small_config(8, 2));
-                          const data::Batch batch = test::batch_of_step(Counting(), 0, 4);
-                          run.engine().backward(run.engine().forward(batch));
-                          run.engine().step();
-                          EXPECT_THAT(what_happens([&] { run.engine().gather_model(); }),
-                                      AllOf(HasSubstr("gather_model() in the middle of a step"),
-                                            HasSubstr("1 of 2 micro-batches")));
-                        }),
-              IsEmpty());
+  on_ranks(1, [](comm::World& world) {
+    SmallRun run(world, small_config(8, 2));
+    const data::Batch batch = test::batch_of_step(Counting(), 0, 4);
+    run.engine().backward(run.engine().forward(batch));
+    run.engine().step();
+    EXPECT_THAT(what_happens([&] { run.engine().gather_model(); }),
+                AllOf(HasSubstr("gather_model() in the middle of a step"), HasSubstr("1 of 2 micro-batches")));
+  });
 }
 
 } // namespace

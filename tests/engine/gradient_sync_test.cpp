@@ -18,9 +18,9 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 constexpr int kEvery = 3;
 
@@ -119,47 +119,41 @@ class GradientSyncTest : public testing::TestWithParam<int> {};
 // saved.
 TEST_P(GradientSyncTest, RanksThatStepAloneAreSavedAndResumedBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_gradient_sync_", ::getpid());
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [folder](comm::World& world) {
-                          MeanRun whole(world, bf16_config());
-                          whole.train(4);
-                          EXPECT_THAT(test::error_of([&] { whole.engine().save_checkpoint(folder); }),
-                                      HasSubstr("the next is step 6"));
-                          whole.train(2);
-                          whole.engine().save_checkpoint(folder);
-                          const double loss = whole.train(5);
-                          MeanRun second(world, bf16_config());
-                          second.train(1);
-                          second.engine().load_checkpoint(folder);
-                          EXPECT_EQ(second.train(5), loss);
-                          for (size_t i = 0; i < whole.model->parameters().size(); ++i) {
-                            EXPECT_TRUE(whole.model->parameters()[i].equal(second.model->parameters()[i]))
-                                << "parameter " << i;
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(GetParam(), [folder](comm::World& world) {
+    MeanRun whole(world, bf16_config());
+    whole.train(4);
+    EXPECT_THAT(test::error_of([&] { whole.engine().save_checkpoint(folder); }), HasSubstr("the next is step 6"));
+    whole.train(2);
+    whole.engine().save_checkpoint(folder);
+    const double loss = whole.train(5);
+    MeanRun second(world, bf16_config());
+    second.train(1);
+    second.engine().load_checkpoint(folder);
+    EXPECT_EQ(second.train(5), loss);
+    for (size_t i = 0; i < whole.model->parameters().size(); ++i) {
+      EXPECT_TRUE(whole.model->parameters()[i].equal(second.model->parameters()[i])) << "parameter " << i;
+    }
+  });
   fs::remove_all(folder);
 }
 
 // A step with gradients of zero leaves what the ranks have agreed on.
 TEST_P(GradientSyncTest, MastersFollowWhatTheRanksAgreeOn) {
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [](comm::World& world) {
-                          config::EngineConfig config = bf16_config();
-                          config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 0.2}};
-                          MeanRun run(world, config);
-                          run.train(kEvery);
-                          std::vector<at::Tensor> agreed;
-                          for (const at::Tensor& parameter : run.model->parameters()) {
-                            agreed.push_back(parameter.detach().clone());
-                          }
-                          run.weight = 0;
-                          run.train(1);
-                          for (size_t i = 0; i < agreed.size(); ++i) {
-                            EXPECT_TRUE(run.model->parameters()[i].equal(agreed[i])) << "parameter " << i;
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(GetParam(), [](comm::World& world) {
+    config::EngineConfig config = bf16_config();
+    config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 0.2}};
+    MeanRun run(world, config);
+    run.train(kEvery);
+    std::vector<at::Tensor> agreed;
+    for (const at::Tensor& parameter : run.model->parameters()) {
+      agreed.push_back(parameter.detach().clone());
+    }
+    run.weight = 0;
+    run.train(1);
+    for (size_t i = 0; i < agreed.size(); ++i) {
+      EXPECT_TRUE(run.model->parameters()[i].equal(agreed[i])) << "parameter " << i;
+    }
+  });
 }
 
 /// Has a tensor for each parameter.
@@ -197,37 +191,35 @@ class CountingSync : public parallel::AllReduceSync, public parallel::StepExchan
 
 TEST(GradientSyncStateTest, ATiedParametersIsSavedOnceAndLoadedIntoEachCopy) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_tied_sync_", ::getpid());
-  EXPECT_THAT(run_ranks(2,
-                        [folder](comm::World& world) {
-                          const auto make = [&](std::shared_ptr<CountingSync*> sync) {
-                            InitializeOptions options;
-                            pipeline::PipelineOptions pipeline;
-                            pipeline.stages = 2;
-                            options.pipeline = std::make_shared<pipeline::PipelineModule>(
-                                models::gpt_layers(small_gpt()), models::token_loss, pipeline);
-                            options.config = small_config(4, 2);
-                            options.sync = {.make = [sync](const parallel::ReduceGroups& groups) {
-                              auto made = std::make_unique<CountingSync>(groups);
-                              *sync = made.get();
-                              return made;
-                            }};
-                            return initialize(world, options);
-                          };
-                          const auto first = std::make_shared<CountingSync*>();
-                          const Initialized run = make(first);
-                          for (int step = 0; step < 3; ++step) {
-                            run.engine->train_batch([] { return Counting().get(std::vector<int64_t>{1, 2}); });
-                          }
-                          run.engine->save_checkpoint(folder);
-                          const auto second = std::make_shared<CountingSync*>();
-                          const Initialized resumed = make(second);
-                          resumed.engine->load_checkpoint(folder);
-                          (*second)->for_each_state(nullptr, [](const std::string&, const bucket::TensorInfo& tensor,
-                                                                int64_t, const at::Tensor& values) {
-                            EXPECT_TRUE(values.eq(3).all().item<bool>()) << tensor.name;
-                          });
-                        }),
-              IsEmpty());
+  on_ranks(2, [folder](comm::World& world) {
+    const auto make = [&](std::shared_ptr<CountingSync*> sync) {
+      InitializeOptions options;
+      pipeline::PipelineOptions pipeline;
+      pipeline.stages = 2;
+      options.pipeline =
+          std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, pipeline);
+      options.config = small_config(4, 2);
+      options.sync = {.make = [sync](const parallel::ReduceGroups& groups) {
+        auto made = std::make_unique<CountingSync>(groups);
+        *sync = made.get();
+        return made;
+      }};
+      return initialize(world, options);
+    };
+    const auto first = std::make_shared<CountingSync*>();
+    const Initialized run = make(first);
+    for (int step = 0; step < 3; ++step) {
+      run.engine->train_batch([] { return Counting().get(std::vector<int64_t>{1, 2}); });
+    }
+    run.engine->save_checkpoint(folder);
+    const auto second = std::make_shared<CountingSync*>();
+    const Initialized resumed = make(second);
+    resumed.engine->load_checkpoint(folder);
+    (*second)->for_each_state(
+        nullptr, [](const std::string&, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
+          EXPECT_TRUE(values.eq(3).all().item<bool>()) << tensor.name;
+        });
+  });
   fs::remove_all(folder);
 }
 

@@ -18,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using precision::Type;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -162,31 +163,28 @@ class LayoutsTest : public testing::TestWithParam<Type> {
   }
 
   void resume(const Layout& target, const std::vector<Layout>& sources) {
-    EXPECT_THAT(run_ranks(target.ranks(),
-                          [&](comm::World& world) {
-                            for (const Layout& source : sources) {
-                              SCOPED_TRACE(concat("saved by ", source.name, ", resumed by ", target.name));
-                              const fs::path folder = folder_ / concat(source.name, "-", target.name);
-                              const auto engine = make_engine(world, target, GetParam());
-                              ASSERT_TRUE(engine->load_checkpoint(folder_ / source.name, "first"));
-                              engine->save_checkpoint(folder, "loaded");
-                              const std::vector<double> losses = train(*engine, kMore);
-                              engine->save_checkpoint(folder, "last");
-                              if (world.rank() != 0) {
-                                continue;
-                              }
-                              expect_same_bits(folder / "loaded", folder_ / source.name / "first");
-                              const std::vector<double> expected =
-                                  read_losses(folder_ / concat(source.name, ".losses"));
-                              ASSERT_EQ(expected.size(), losses.size());
-                              for (int step = 0; step < kMore; ++step) {
-                                EXPECT_NEAR(losses[step], expected[step], loss_tolerance() * expected[step])
-                                    << "step " << step << " after it";
-                              }
-                              expect_near(folder / "last", folder_ / source.name / "last", moment_tolerance());
-                            }
-                          }),
-                IsEmpty());
+    on_ranks(target.ranks(), [&](comm::World& world) {
+      for (const Layout& source : sources) {
+        SCOPED_TRACE(concat("saved by ", source.name, ", resumed by ", target.name));
+        const fs::path folder = folder_ / concat(source.name, "-", target.name);
+        const auto engine = make_engine(world, target, GetParam());
+        ASSERT_TRUE(engine->load_checkpoint(folder_ / source.name, "first"));
+        engine->save_checkpoint(folder, "loaded");
+        const std::vector<double> losses = train(*engine, kMore);
+        engine->save_checkpoint(folder, "last");
+        if (world.rank() != 0) {
+          continue;
+        }
+        expect_same_bits(folder / "loaded", folder_ / source.name / "first");
+        const std::vector<double> expected = read_losses(folder_ / concat(source.name, ".losses"));
+        ASSERT_EQ(expected.size(), losses.size());
+        for (int step = 0; step < kMore; ++step) {
+          EXPECT_NEAR(losses[step], expected[step], loss_tolerance() * expected[step])
+              << "step " << step << " after it";
+        }
+        expect_near(folder / "last", folder_ / source.name / "last", moment_tolerance());
+      }
+    });
   }
 
   fs::path folder_;
@@ -212,29 +210,27 @@ INSTANTIATE_TEST_SUITE_P(Types, LayoutsTest, testing::Values(Type::fp32, Type::b
 // Checkpoints of before had the order in which gradients became ready. It is not read any more, and does no harm.
 TEST(OldCheckpointTest, AnOrderInItIsIgnored) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_old_order_", ::getpid());
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          const Layout& layout = kLayouts[1];
-                          const auto engine = make_engine(world, layout, Type::bf16);
-                          train(*engine, 2);
-                          engine->save_checkpoint(folder / "new", "saved");
-                          std::vector<checkpoint::TensorShard> shards;
-                          const auto saved = checkpoint::Checkpoint::open(folder / "new" / "saved");
-                          if (world.rank() == 0) {
-                            for (const std::string& name : saved.names()) {
-                              const at::Tensor values = saved.read(name);
-                              shards.push_back({name, saved.entry(name).kind, values.sizes().vec(), 0, values, {}, {}});
-                            }
-                            const at::Tensor order = torch::randperm(
-                                static_cast<int64_t>(engine->module().parameters().size()), torch::kInt64);
-                            shards.push_back({"order/0/stage/0/of/1", "order", order.sizes().vec(), 0, order, {}, {}});
-                          }
-                          checkpoint::save(folder / "old", "saved", world.group(), shards, saved.state());
-                          const auto resumed = make_engine(world, layout, Type::bf16);
-                          ASSERT_TRUE(resumed->load_checkpoint(folder / "old"));
-                          EXPECT_EQ(train(*resumed, 2), train(*engine, 2));
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    const Layout& layout = kLayouts[1];
+    const auto engine = make_engine(world, layout, Type::bf16);
+    train(*engine, 2);
+    engine->save_checkpoint(folder / "new", "saved");
+    std::vector<checkpoint::TensorShard> shards;
+    const auto saved = checkpoint::Checkpoint::open(folder / "new" / "saved");
+    if (world.rank() == 0) {
+      for (const std::string& name : saved.names()) {
+        const at::Tensor values = saved.read(name);
+        shards.push_back({name, saved.entry(name).kind, values.sizes().vec(), 0, values, {}, {}});
+      }
+      const at::Tensor order =
+          torch::randperm(static_cast<int64_t>(engine->module().parameters().size()), torch::kInt64);
+      shards.push_back({"order/0/stage/0/of/1", "order", order.sizes().vec(), 0, order, {}, {}});
+    }
+    checkpoint::save(folder / "old", "saved", world.group(), shards, saved.state());
+    const auto resumed = make_engine(world, layout, Type::bf16);
+    ASSERT_TRUE(resumed->load_checkpoint(folder / "old"));
+    EXPECT_EQ(train(*resumed, 2), train(*engine, 2));
+  });
   fs::remove_all(folder);
 }
 

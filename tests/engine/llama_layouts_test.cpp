@@ -14,6 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using models::LlamaOptions;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -175,17 +176,14 @@ TEST(LlamaLayoutsTest, ActivationsRecomputedOrMoved) {
 }
 
 TEST(LlamaLayoutsTest, AWindowAmongRanksOfRingAttentionIsRefused) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto step = [&](const LlamaOptions& shape) {
-                            SplitRun run(world, {.context = 2}, llama_build(shape));
-                            run.step();
-                          };
-                          EXPECT_THAT([&] { step(windowed(split_llama())); },
-                                      testing::ThrowsMessage<InputError>(
-                                          HasSubstr("ring attention over 2 ranks has no window")));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const auto step = [&](const LlamaOptions& shape) {
+      SplitRun run(world, {.context = 2}, llama_build(shape));
+      run.step();
+    };
+    EXPECT_THAT([&] { step(windowed(split_llama())); },
+                testing::ThrowsMessage<InputError>(HasSubstr("ring attention over 2 ranks has no window")));
+  });
   LlamaOptions wide = split_llama();
   wide.window = 8;
   expect_trained_as_alone({.context = 2}, wide); // as long as the sequence: no window

@@ -12,6 +12,7 @@
 namespace trireme::engine {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 using testing::SizeIs;
@@ -33,32 +34,28 @@ LossAndLogits expected_of(models::Gpt model) {
 
 TEST(LogitsTest, AreThoseOfTheLossFunction) {
   for (const int stage : {0, 3}) {
-    EXPECT_THAT(
-        run_ranks(2,
-                  [stage](comm::World& world) {
-                    const LossAndLogits expected = expected_of(models::Gpt(small_gpt()));
-                    models::Gpt model(small_gpt());
-                    InitializeOptions options;
-                    options.model = model.ptr();
-                    options.loss = [model](const data::Batch& batch) mutable -> LossAndLogits {
-                      const at::Tensor logits = model->forward(batch.input());
-                      return {fused::cross_entropy(logits.flatten(0, 1), batch.target().flatten(), at::Reduction::Mean),
-                              {logits}};
-                    };
-                    options.config = zero_config(stage);
-                    const auto made = initialize(world, options);
-                    const LossAndLogits found = made.engine->eval_batch_with_logits(padded_batch());
-                    ASSERT_THAT(found.logits, SizeIs(1));
-                    EXPECT_TRUE(found.logits[0].equal(expected.logits[0])) << "padding is left away";
-                    EXPECT_FALSE(found.logits[0].requires_grad());
-                    EXPECT_NEAR(found.loss.item<double>(), expected.loss.item<double>(), 1e-6);
-                    EXPECT_EQ(made.engine->eval_batch(padded_batch()).item<double>(), found.loss.item<double>());
-                    made.engine->train_batch([] { return Counting().get(std::vector<int64_t>(24, 1)); });
+    on_ranks(2, [stage](comm::World& world) {
+      const LossAndLogits expected = expected_of(models::Gpt(small_gpt()));
+      models::Gpt model(small_gpt());
+      InitializeOptions options;
+      options.model = model.ptr();
+      options.loss = [model](const data::Batch& batch) mutable -> LossAndLogits {
+        const at::Tensor logits = model->forward(batch.input());
+        return {fused::cross_entropy(logits.flatten(0, 1), batch.target().flatten(), at::Reduction::Mean), {logits}};
+      };
+      options.config = zero_config(stage);
+      const auto made = initialize(world, options);
+      const LossAndLogits found = made.engine->eval_batch_with_logits(padded_batch());
+      ASSERT_THAT(found.logits, SizeIs(1));
+      EXPECT_TRUE(found.logits[0].equal(expected.logits[0])) << "padding is left away";
+      EXPECT_FALSE(found.logits[0].requires_grad());
+      EXPECT_NEAR(found.loss.item<double>(), expected.loss.item<double>(), 1e-6);
+      EXPECT_EQ(made.engine->eval_batch(padded_batch()).item<double>(), found.loss.item<double>());
+      made.engine->train_batch([] { return Counting().get(std::vector<int64_t>(24, 1)); });
 
-                    SmallRun without(world, zero_config(stage));
-                    EXPECT_THAT(without.engine().eval_batch_with_logits(padded_batch()).logits, IsEmpty());
-                  }),
-        IsEmpty());
+      SmallRun without(world, zero_config(stage));
+      EXPECT_THAT(without.engine().eval_batch_with_logits(padded_batch()).logits, IsEmpty());
+    });
   }
 }
 
@@ -119,30 +116,26 @@ TEST(LogitsTest, ARankWithoutSamplesHasNone) {
 }
 
 TEST(LogitsTest, ALastLayerMayGiveItsLossAndLogits) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [](comm::World& world) {
-                  torch::manual_seed(1);
-                  InitializeOptions options;
-                  pipeline::PipelineOptions pipeline;
-                  pipeline.stages = 2;
-                  options.pipeline = std::make_shared<pipeline::PipelineModule>(
-                      pipeline::LayerList{pipeline::LayerSpec<torch::nn::Linear>(4, 4),
-                                          pipeline::LayerSpec<torch::nn::Linear>(4, 4),
-                                          [](const at::Tensor& x) { return std::make_tuple(x.square().mean(), x); }},
-                      nullptr, pipeline);
-                  options.config = small_config(4, 2);
-                  const auto made = initialize(world, options);
-                  const at::Tensor x = torch::linspace(-1, 1, 8).reshape({2, 4});
-                  const data::Batch batch{{x}, {x}, 2};
-                  made.engine->train_batch([&] { return batch; });
-                  const LossAndLogits found = made.engine->eval_batch_with_logits(batch);
-                  ASSERT_THAT(found.logits, SizeIs(world.rank()));
-                  for (const at::Tensor& logits : found.logits) {
-                    EXPECT_NEAR(logits.square().mean().item<double>(), found.loss.item<double>(), 1e-7);
-                  }
-                }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    torch::manual_seed(1);
+    InitializeOptions options;
+    pipeline::PipelineOptions pipeline;
+    pipeline.stages = 2;
+    options.pipeline = std::make_shared<pipeline::PipelineModule>(
+        pipeline::LayerList{pipeline::LayerSpec<torch::nn::Linear>(4, 4), pipeline::LayerSpec<torch::nn::Linear>(4, 4),
+                            [](const at::Tensor& x) { return std::make_tuple(x.square().mean(), x); }},
+        nullptr, pipeline);
+    options.config = small_config(4, 2);
+    const auto made = initialize(world, options);
+    const at::Tensor x = torch::linspace(-1, 1, 8).reshape({2, 4});
+    const data::Batch batch{{x}, {x}, 2};
+    made.engine->train_batch([&] { return batch; });
+    const LossAndLogits found = made.engine->eval_batch_with_logits(batch);
+    ASSERT_THAT(found.logits, SizeIs(world.rank()));
+    for (const at::Tensor& logits : found.logits) {
+      EXPECT_NEAR(logits.square().mean().item<double>(), found.loss.item<double>(), 1e-7);
+    }
+  });
 }
 
 /// A model in one piece whose blocks may be computed again in backward.

@@ -17,8 +17,8 @@ namespace trireme::engine {
 namespace {
 
 using mesh::Axis;
+using test::on_ranks;
 using test::run_ranks;
-using testing::IsEmpty;
 
 constexpr int64_t kLength = 4096;
 constexpr int64_t kWarmUp = 64;
@@ -97,30 +97,23 @@ TEST(LongSequenceTest, RanksThatShareTokensTrainWhatOneRankCannotHold) {
   auto* const losses =
       static_cast<double*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(losses, MAP_FAILED);
-  EXPECT_THAT(
-      run_ranks(1, [&](comm::World& world) { std::ranges::copy(train(world, context::Kind::ring, 0), losses); }),
-      IsEmpty());
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          try {
-                            train(world, context::Kind::ring, kRoom);
-                          } catch (const std::exception& error) {
-                            EXPECT_THAT(error.what(),
-                                        testing::AnyOf(testing::HasSubstr("memory"), testing::HasSubstr("bad_alloc")));
-                            return;
-                          }
-                          ADD_FAILURE() << "one rank had room enough";
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) { std::ranges::copy(train(world, context::Kind::ring, 0), losses); });
+  on_ranks(1, [&](comm::World& world) {
+    try {
+      train(world, context::Kind::ring, kRoom);
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), testing::AnyOf(testing::HasSubstr("memory"), testing::HasSubstr("bad_alloc")));
+      return;
+    }
+    ADD_FAILURE() << "one rank had room enough";
+  });
   for (const context::Kind kind : {context::Kind::ring, context::Kind::ulysses}) {
-    EXPECT_THAT(run_ranks(4,
-                          [&](comm::World& world) {
-                            const std::vector<double> ours = train(world, kind, kRoom);
-                            for (size_t step = 0; step < ours.size(); ++step) {
-                              EXPECT_NEAR(ours[step], losses[step], 1e-5 * losses[step]);
-                            }
-                          }),
-                IsEmpty());
+    on_ranks(4, [&](comm::World& world) {
+      const std::vector<double> ours = train(world, kind, kRoom);
+      for (size_t step = 0; step < ours.size(); ++step) {
+        EXPECT_NEAR(ours[step], losses[step], 1e-5 * losses[step]);
+      }
+    });
   }
   ::munmap(losses, 4096);
 }

@@ -20,8 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
+using test::on_ranks;
 using test::run_ranks;
-using testing::IsEmpty;
 
 // Several norms, so that a checkpoint's buffers would come from several ranks.
 nn::Sequential make_net() {
@@ -95,77 +95,67 @@ struct NormRun {
 
 TEST(ModuleBuffersTest, AreTheFirstReplicasInEveryStepAndEvaluation) {
   for (const int stages : {0, 2}) {
-    EXPECT_THAT(run_ranks(stages == 0 ? 2 : 4,
-                          [stages](comm::World& world) {
-                            NormRun run(world, true, stages);
-                            for (int step = 0; step < 3; ++step) {
-                              run.step(step);
-                              EXPECT_FALSE(run.are_equal()) << "each has its own data";
-                              at::Tensor first = run.buffers();
-                              run.made.engine->group().broadcast(first, 0).wait();
-                              run.made.engine->eval_batch(run.batch(7));
-                              EXPECT_TRUE(run.buffers().equal(first));
-                            }
-                            const int64_t before = run.made.engine->bytes_sent();
-                            run.made.engine->eval_batch(run.batch(7));
-                            const int64_t again = run.made.engine->bytes_sent();
-                            run.made.engine->eval_batch(run.batch(7));
-                            EXPECT_EQ(run.made.engine->bytes_sent() - again, again - before)
-                                << "sent only when they may differ";
-                          }),
-                IsEmpty());
+    on_ranks(stages == 0 ? 2 : 4, [stages](comm::World& world) {
+      NormRun run(world, true, stages);
+      for (int step = 0; step < 3; ++step) {
+        run.step(step);
+        EXPECT_FALSE(run.are_equal()) << "each has its own data";
+        at::Tensor first = run.buffers();
+        run.made.engine->group().broadcast(first, 0).wait();
+        run.made.engine->eval_batch(run.batch(7));
+        EXPECT_TRUE(run.buffers().equal(first));
+      }
+      const int64_t before = run.made.engine->bytes_sent();
+      run.made.engine->eval_batch(run.batch(7));
+      const int64_t again = run.made.engine->bytes_sent();
+      run.made.engine->eval_batch(run.batch(7));
+      EXPECT_EQ(run.made.engine->bytes_sent() - again, again - before) << "sent only when they may differ";
+    });
   }
 }
 
 // As in DDP's forward: a loss that reads a buffer is the same function on every replica.
 TEST(ModuleBuffersTest, AreTheFirstReplicasBeforeTheForwardOfAStep) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          NormRun run(world);
-                          const at::Tensor start = run.buffers();
-                          std::vector<at::Tensor> seen;
-                          run.before_forward = [&] { seen.push_back(run.buffers()); };
-                          for (int step = 0; step < 3; ++step) {
-                            run.step(step);
-                            at::Tensor first =
-                                run.buffers(); // what a rank leaves, and what all of them begin the next step with
-                            run.made.engine->group().broadcast(first, 0).wait();
-                            EXPECT_FALSE(run.are_equal());
-                            run.step(10 + step);
-                            ASSERT_EQ(seen.size(), static_cast<size_t>(4 * (step + 1)));
-                            EXPECT_TRUE(seen[seen.size() - 2].equal(first)) << "step " << step;
-                          }
-                          EXPECT_TRUE(seen[0].equal(start));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    NormRun run(world);
+    const at::Tensor start = run.buffers();
+    std::vector<at::Tensor> seen;
+    run.before_forward = [&] { seen.push_back(run.buffers()); };
+    for (int step = 0; step < 3; ++step) {
+      run.step(step);
+      at::Tensor first = run.buffers(); // what a rank leaves, and what all of them begin the next step with
+      run.made.engine->group().broadcast(first, 0).wait();
+      EXPECT_FALSE(run.are_equal());
+      run.step(10 + step);
+      ASSERT_EQ(seen.size(), static_cast<size_t>(4 * (step + 1)));
+      EXPECT_TRUE(seen[seen.size() - 2].equal(first)) << "step " << step;
+    }
+    EXPECT_TRUE(seen[0].equal(start));
+  });
 }
 
 TEST(ModuleBuffersTest, AnEvaluationBetweenForwardAndBackwardDoesNoHarm) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          NormRun run(world);
-                          run.step(0);
-                          Engine& engine = *run.made.engine;
-                          for (int micro = 0; micro < engine.gradient_accumulation_steps(); ++micro) {
-                            const at::Tensor loss = engine.forward(run.batch(2 + micro));
-                            engine.eval_batch(run.batch(7));
-                            engine.backward(loss);
-                            engine.step();
-                          }
-                          EXPECT_EQ(engine.global_steps(), 2);
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    NormRun run(world);
+    run.step(0);
+    Engine& engine = *run.made.engine;
+    for (int micro = 0; micro < engine.gradient_accumulation_steps(); ++micro) {
+      const at::Tensor loss = engine.forward(run.batch(2 + micro));
+      engine.eval_batch(run.batch(7));
+      engine.backward(loss);
+      engine.step();
+    }
+    EXPECT_EQ(engine.global_steps(), 2);
+  });
 }
 
 TEST(ModuleBuffersTest, MayBeLeftToEveryRank) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          NormRun run(world, false);
-                          run.step(0);
-                          run.made.engine->eval_batch(run.batch(7));
-                          EXPECT_FALSE(run.are_equal());
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    NormRun run(world, false);
+    run.step(0);
+    run.made.engine->eval_batch(run.batch(7));
+    EXPECT_FALSE(run.are_equal());
+  });
 }
 
 /// [B, T, 4] -> loss. The tensor ranks share the tokens of a sample, whose running statistics all have, and the eight
@@ -202,62 +192,58 @@ TORCH_MODULE(SplitNorm);
 TEST(ModuleBuffersTest, TensorRanksHaveTheSameUnlessEachHasAPart) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_buffers_", ::getpid());
   for (const bool broadcast : {true, false}) {
-    EXPECT_THAT(
-        run_ranks(4,
-                  [&](comm::World& world) {
-                    InitializeOptions options;
-                    options.mesh = mesh::training_mesh(world.group(), {.data = 2, .tensor = 2});
-                    options.sequence_parallel = true;
-                    torch::manual_seed(1);
-                    SplitNorm net(tensor::Ranks{options.mesh->group(mesh::Axis::tensor), /*sequence_parallel=*/true});
-                    const at::Tensor offsets = net->offsets.clone();
-                    net->norm->running_mean.add_(world.rank());
-                    net->offsets.add_(options.mesh->group(mesh::Axis::data).rank());
-                    const auto differ = [&] {
-                      at::Tensor first = torch::cat({net->norm->running_mean, net->norm->running_var});
-                      const at::Tensor mine = first.clone();
-                      world.group().broadcast(first, 0).wait();
-                      at::Tensor ranks = torch::tensor({first.equal(mine) ? 0 : 1});
-                      world.group().all_reduce(ranks).wait();
-                      return ranks.item<int64_t>() > 0;
-                    };
-                    std::vector<int> differed;
-                    options.model = net.ptr();
-                    options.loss = [&](const data::Batch& batch) {
-                      differed.push_back(differ());
-                      return net->loss(batch);
-                    };
-                    options.config = small_config(/*global_batch=*/6, /*accumulation=*/1);
-                    options.config.data_parallel.broadcast_buffers = broadcast;
-                    const Initialized made = initialize(world, options);
-                    EXPECT_FALSE(differ()) << "from the start";
-                    EXPECT_TRUE(net->offsets.equal(offsets)) << "each tensor rank's own, and the first replica's";
-                    const auto batch = [&](int number) {
-                      const at::Tensor x = torch::sin(torch::arange(48, torch::kFloat32).view({3, 4, 4}) *
-                                                          (1.1 + made.engine->group().rank()) +
-                                                      number);
-                      return data::Batch{{x}, {x.sum(2, true)}, 3};
-                    };
-                    for (int step = 0; step < 3; ++step) {
-                      made.engine->train_batch([&] { return batch(step); });
-                      EXPECT_TRUE(differ()) << "each has its own data and tokens";
-                    }
-                    made.engine->eval_batch(batch(7));
-                    EXPECT_EQ(differ(), !broadcast);
-                    EXPECT_THAT(differed, testing::ElementsAre(false, !broadcast, !broadcast, !broadcast))
-                        << "in three steps and an evaluation";
-                    EXPECT_TRUE(net->offsets.equal(offsets));
-                    made.engine->save_checkpoint(folder);
-                    if (world.rank() == 0) {
-                      const auto saved = checkpoint::Checkpoint::open(folder);
-                      EXPECT_TRUE(saved.read("norm.running_mean").equal(net->norm->running_mean));
-                      EXPECT_TRUE(saved.read("offsets").equal(SplitNormImpl::whole_offsets()));
-                    }
-                    net->offsets.zero_();
-                    ASSERT_TRUE(made.engine->load_checkpoint(folder));
-                    EXPECT_TRUE(net->offsets.equal(offsets));
-                  }),
-        IsEmpty());
+    on_ranks(4, [&](comm::World& world) {
+      InitializeOptions options;
+      options.mesh = mesh::training_mesh(world.group(), {.data = 2, .tensor = 2});
+      options.sequence_parallel = true;
+      torch::manual_seed(1);
+      SplitNorm net(tensor::Ranks{options.mesh->group(mesh::Axis::tensor), /*sequence_parallel=*/true});
+      const at::Tensor offsets = net->offsets.clone();
+      net->norm->running_mean.add_(world.rank());
+      net->offsets.add_(options.mesh->group(mesh::Axis::data).rank());
+      const auto differ = [&] {
+        at::Tensor first = torch::cat({net->norm->running_mean, net->norm->running_var});
+        const at::Tensor mine = first.clone();
+        world.group().broadcast(first, 0).wait();
+        at::Tensor ranks = torch::tensor({first.equal(mine) ? 0 : 1});
+        world.group().all_reduce(ranks).wait();
+        return ranks.item<int64_t>() > 0;
+      };
+      std::vector<int> differed;
+      options.model = net.ptr();
+      options.loss = [&](const data::Batch& batch) {
+        differed.push_back(differ());
+        return net->loss(batch);
+      };
+      options.config = small_config(/*global_batch=*/6, /*accumulation=*/1);
+      options.config.data_parallel.broadcast_buffers = broadcast;
+      const Initialized made = initialize(world, options);
+      EXPECT_FALSE(differ()) << "from the start";
+      EXPECT_TRUE(net->offsets.equal(offsets)) << "each tensor rank's own, and the first replica's";
+      const auto batch = [&](int number) {
+        const at::Tensor x = torch::sin(
+            torch::arange(48, torch::kFloat32).view({3, 4, 4}) * (1.1 + made.engine->group().rank()) + number);
+        return data::Batch{{x}, {x.sum(2, true)}, 3};
+      };
+      for (int step = 0; step < 3; ++step) {
+        made.engine->train_batch([&] { return batch(step); });
+        EXPECT_TRUE(differ()) << "each has its own data and tokens";
+      }
+      made.engine->eval_batch(batch(7));
+      EXPECT_EQ(differ(), !broadcast);
+      EXPECT_THAT(differed, testing::ElementsAre(false, !broadcast, !broadcast, !broadcast))
+          << "in three steps and an evaluation";
+      EXPECT_TRUE(net->offsets.equal(offsets));
+      made.engine->save_checkpoint(folder);
+      if (world.rank() == 0) {
+        const auto saved = checkpoint::Checkpoint::open(folder);
+        EXPECT_TRUE(saved.read("norm.running_mean").equal(net->norm->running_mean));
+        EXPECT_TRUE(saved.read("offsets").equal(SplitNormImpl::whole_offsets()));
+      }
+      net->offsets.zero_();
+      ASSERT_TRUE(made.engine->load_checkpoint(folder));
+      EXPECT_TRUE(net->offsets.equal(offsets));
+    });
     fs::remove_all(folder);
   }
 }
@@ -265,31 +251,29 @@ TEST(ModuleBuffersTest, TensorRanksHaveTheSameUnlessEachHasAPart) {
 TEST(ModuleBuffersTest, ACheckpointHasThoseOfTheFirstReplica) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_buffers_", ::getpid());
   for (const bool broadcast : {true, false}) {
-    EXPECT_THAT(run_ranks(3,
-                          [&](comm::World& world) {
-                            NormRun run(world, broadcast);
-                            for (int step = 0; step < 3; ++step) {
-                              run.step(step);
-                            }
-                            run.made.engine->save_checkpoint(folder);
-                            if (world.rank() == 0) {
-                              const auto saved = checkpoint::Checkpoint::open(folder);
-                              for (const auto& item : run.module->named_buffers()) {
-                                EXPECT_TRUE(saved.read(item.key()).equal(item.value())) << item.key();
-                              }
-                            }
-                            if (broadcast) {
-                              NormRun resumed(world);
-                              ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder));
-                              for (int step = 3; step < 6; ++step) {
-                                EXPECT_EQ(resumed.step(step), run.step(step)) << "step " << step;
-                              }
-                              resumed.made.engine->eval_batch(run.batch(7));
-                              run.made.engine->eval_batch(run.batch(7));
-                              EXPECT_TRUE(resumed.buffers().equal(run.buffers()));
-                            }
-                          }),
-                IsEmpty());
+    on_ranks(3, [&](comm::World& world) {
+      NormRun run(world, broadcast);
+      for (int step = 0; step < 3; ++step) {
+        run.step(step);
+      }
+      run.made.engine->save_checkpoint(folder);
+      if (world.rank() == 0) {
+        const auto saved = checkpoint::Checkpoint::open(folder);
+        for (const auto& item : run.module->named_buffers()) {
+          EXPECT_TRUE(saved.read(item.key()).equal(item.value())) << item.key();
+        }
+      }
+      if (broadcast) {
+        NormRun resumed(world);
+        ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder));
+        for (int step = 3; step < 6; ++step) {
+          EXPECT_EQ(resumed.step(step), run.step(step)) << "step " << step;
+        }
+        resumed.made.engine->eval_batch(run.batch(7));
+        run.made.engine->eval_batch(run.batch(7));
+        EXPECT_TRUE(resumed.buffers().equal(run.buffers()));
+      }
+    });
     fs::remove_all(folder);
   }
 }

@@ -21,6 +21,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::AnyOf;
@@ -107,11 +108,9 @@ TEST(OffloadFaultsTest, KilledAtAnyMomentARunLosesNothingSavedAndLeavesNoFile) {
     EXPECT_THAT(files_in(scratch.path / "nvme"), IsEmpty());
   }
   EXPECT_GT(killed, 0);
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          train_on(world, all_in_files(scratch.path / "nvme"), scratch.path / "saved", losses);
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    train_on(world, all_in_files(scratch.path / "nvme"), scratch.path / "saved", losses);
+  });
   EXPECT_EQ(losses.first(kLast), expected.first(kLast)) << "whichever life computed a step";
   EXPECT_TRUE(fs::is_empty(scratch.path / "nvme"));
 }
@@ -150,36 +149,34 @@ TEST(OffloadFaultsTest, ADiskThatFailsEndsTheStepWithASentenceAndTheCheckpointSt
       IsEmpty());
   for (const bool writes : {true, false}) {
     const fs::path saved = scratch.path / (writes ? "saved_w" : "saved_r");
-    EXPECT_THAT(run_ranks(1,
-                          [&](comm::World& world) {
-                            const fs::path nvme = scratch.path / "nvme";
-                            {
-                              LayeredRun run(world, all_in_files(nvme));
-                              for (int step = 0; step < 3; ++step) {
-                                EXPECT_EQ(run.step(), expected.of_step[step]);
-                              }
-                              run.engine().save_checkpoint(saved);
-                              std::string error = "no error";
-                              try {
-                                std::optional<NoWrites> refused;
-                                writes ? static_cast<void>(refused.emplace()) : cut_files(nvme, 0);
-                                run.step();
-                                run.step();
-                              } catch (const std::exception& failure) {
-                                error = failure.what();
-                              }
-                              EXPECT_THAT(error, AllOf(HasSubstr(writes ? "cannot write" : "cannot read"),
-                                                       HasSubstr((nvme / "trireme.rank0").string()),
-                                                       HasSubstr("at offset"), HasSubstr("are free in")));
-                            }
-                            EXPECT_TRUE(fs::is_empty(nvme));
-                            LayeredRun again(world, all_in_files(nvme));
-                            ASSERT_TRUE(again.engine().load_checkpoint(saved));
-                            for (int step = 3; step < 6; ++step) {
-                              EXPECT_EQ(again.step(), expected.of_step[step]);
-                            }
-                          }),
-                IsEmpty());
+    on_ranks(1, [&](comm::World& world) {
+      const fs::path nvme = scratch.path / "nvme";
+      {
+        LayeredRun run(world, all_in_files(nvme));
+        for (int step = 0; step < 3; ++step) {
+          EXPECT_EQ(run.step(), expected.of_step[step]);
+        }
+        run.engine().save_checkpoint(saved);
+        std::string error = "no error";
+        try {
+          std::optional<NoWrites> refused;
+          writes ? static_cast<void>(refused.emplace()) : cut_files(nvme, 0);
+          run.step();
+          run.step();
+        } catch (const std::exception& failure) {
+          error = failure.what();
+        }
+        EXPECT_THAT(error, AllOf(HasSubstr(writes ? "cannot write" : "cannot read"),
+                                 HasSubstr((nvme / "trireme.rank0").string()), HasSubstr("at offset"),
+                                 HasSubstr("are free in")));
+      }
+      EXPECT_TRUE(fs::is_empty(nvme));
+      LayeredRun again(world, all_in_files(nvme));
+      ASSERT_TRUE(again.engine().load_checkpoint(saved));
+      for (int step = 3; step < 6; ++step) {
+        EXPECT_EQ(again.step(), expected.of_step[step]);
+      }
+    });
   }
 }
 

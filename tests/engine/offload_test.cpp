@@ -13,10 +13,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using offload::Place;
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 constexpr int kSteps = 20;
 
@@ -92,45 +92,41 @@ class OffloadTest : public testing::TestWithParam<Layout> {};
 TEST_P(OffloadTest, EveryPlacementTrainsAndResumesAsInMemory) {
   const Layout layout = GetParam();
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
-  EXPECT_THAT(run_ranks(layout.ranks,
-                        [&](comm::World& world) {
-                          LayeredRun plain(world, config_of(layout, {}), layout.pipe);
-                          const std::vector<double> expected = train(plain, kSteps);
-                          int number = 0;
-                          for (const Placement& placement : placements(layout.stage, scratch.path)) {
-                            const offload::Options& offload = placement.offload;
-                            const std::string where = concat("placement ", number);
-                            const fs::path saved = scratch.path / concat("saved", number++);
-                            std::vector<double> losses;
-                            {
-                              LayeredRun first(world, config_of(layout, placement), layout.pipe);
-                              losses = train(first, kSteps / 2);
-                              first.made.engine->save_checkpoint(saved);
-                            }
-                            LayeredRun resumed(world, config_of(layout, placement), layout.pipe);
-                            ASSERT_TRUE(resumed.made.engine->load_checkpoint(saved)) << where;
-                            for (const double loss : train(resumed, kSteps / 2)) {
-                              losses.push_back(loss);
-                            }
-                            EXPECT_EQ(losses, expected) << where;
-                            const bool in_files =
-                                offload.optimizer.place == Place::nvme || offload.parameters.place == Place::nvme;
-                            EXPECT_EQ(resumed.made.engine->offload_traffic().has_value(), in_files) << where;
-                            if (in_files) {
-                              EXPECT_GT(resumed.made.engine->offload_traffic()->written, 0)
-                                  << where; // a stage with few buckets reads none
-                            }
-                            const auto a = plain.model->named_parameters();
-                            const auto whole_of_plain = plain.made.engine->gather_parameters(plain.model->parameters());
-                            const auto whole = resumed.made.engine->gather_parameters(resumed.model->parameters());
-                            for (const auto& item : resumed.model->named_parameters()) {
-                              EXPECT_TRUE(item.value().equal(a[item.key()])) << where << ", " << item.key();
-                            }
-                          }
-                          world.group().barrier();
-                          EXPECT_TRUE(world.rank() != 0 || !fs::exists(scratch.path / "nvme" / "trireme.rank0"));
-                        }),
-              IsEmpty());
+  on_ranks(layout.ranks, [&](comm::World& world) {
+    LayeredRun plain(world, config_of(layout, {}), layout.pipe);
+    const std::vector<double> expected = train(plain, kSteps);
+    int number = 0;
+    for (const Placement& placement : placements(layout.stage, scratch.path)) {
+      const offload::Options& offload = placement.offload;
+      const std::string where = concat("placement ", number);
+      const fs::path saved = scratch.path / concat("saved", number++);
+      std::vector<double> losses;
+      {
+        LayeredRun first(world, config_of(layout, placement), layout.pipe);
+        losses = train(first, kSteps / 2);
+        first.made.engine->save_checkpoint(saved);
+      }
+      LayeredRun resumed(world, config_of(layout, placement), layout.pipe);
+      ASSERT_TRUE(resumed.made.engine->load_checkpoint(saved)) << where;
+      for (const double loss : train(resumed, kSteps / 2)) {
+        losses.push_back(loss);
+      }
+      EXPECT_EQ(losses, expected) << where;
+      const bool in_files = offload.optimizer.place == Place::nvme || offload.parameters.place == Place::nvme;
+      EXPECT_EQ(resumed.made.engine->offload_traffic().has_value(), in_files) << where;
+      if (in_files) {
+        EXPECT_GT(resumed.made.engine->offload_traffic()->written, 0) << where; // a stage with few buckets reads none
+      }
+      const auto a = plain.model->named_parameters();
+      const auto whole_of_plain = plain.made.engine->gather_parameters(plain.model->parameters());
+      const auto whole = resumed.made.engine->gather_parameters(resumed.model->parameters());
+      for (const auto& item : resumed.model->named_parameters()) {
+        EXPECT_TRUE(item.value().equal(a[item.key()])) << where << ", " << item.key();
+      }
+    }
+    world.group().barrier();
+    EXPECT_TRUE(world.rank() != 0 || !fs::exists(scratch.path / "nvme" / "trireme.rank0"));
+  });
 }
 
 std::vector<Layout> layouts() {
@@ -154,77 +150,66 @@ INSTANTIATE_TEST_SUITE_P(All, OffloadTest, testing::ValuesIn(layouts()),
 TEST(OffloadPlaceTest, AModelInOnePieceTrainsAsInMemory) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
   for (const int stage : {0, 1, 2, 3}) {
-    EXPECT_THAT(
-        run_ranks(
-            2,
-            [&](comm::World& world) {
-              config::EngineConfig config = zero_config(stage, 1, 0.0);
-              config.step_in_backward = stage < 2;
-              SmallRun plain(world, config);
-              config.offload = placed(Place::nvme, stage == 3 ? Place::nvme : Place::device, scratch.path);
-              SmallRun files(world, config);
-              for (int step = 0; step < 5; ++step) {
-                EXPECT_EQ(files.engine().train_batch().item<double>(), plain.engine().train_batch().item<double>())
-                    << "stage " << stage << ", step " << step;
-              }
-            }),
-        IsEmpty());
+    on_ranks(2, [&](comm::World& world) {
+      config::EngineConfig config = zero_config(stage, 1, 0.0);
+      config.step_in_backward = stage < 2;
+      SmallRun plain(world, config);
+      config.offload = placed(Place::nvme, stage == 3 ? Place::nvme : Place::device, scratch.path);
+      SmallRun files(world, config);
+      for (int step = 0; step < 5; ++step) {
+        EXPECT_EQ(files.engine().train_batch().item<double>(), plain.engine().train_batch().item<double>())
+            << "stage " << stage << ", step " << step;
+      }
+    });
   }
 }
 
 // A skipped step leaves states as they are, wherever these are.
 TEST(OffloadPlaceTest, Fp16WithSkippedStepsTrainsAsInMemory) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
-  EXPECT_THAT(
-      run_ranks(2,
-                [&](comm::World& world) {
-                  config::EngineConfig config = zero_config(3, 2);
-                  config.precision.compute = precision::Type::fp16;
-                  config.precision.loss_scale.initial_scale_power = 20; // too large at first
-                  SmallRun plain(world, config);
-                  config.offload = placed(Place::nvme, Place::nvme, scratch.path);
-                  SmallRun files(world, config);
-                  for (int step = 0; step < 12; ++step) {
-                    EXPECT_EQ(files.engine().train_batch().item<double>(), plain.engine().train_batch().item<double>())
-                        << "step " << step;
-                  }
-                  EXPECT_GT(files.engine().skipped_steps(), 0);
-                  EXPECT_EQ(files.engine().skipped_steps(), plain.engine().skipped_steps());
-                }),
-      IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    config::EngineConfig config = zero_config(3, 2);
+    config.precision.compute = precision::Type::fp16;
+    config.precision.loss_scale.initial_scale_power = 20; // too large at first
+    SmallRun plain(world, config);
+    config.offload = placed(Place::nvme, Place::nvme, scratch.path);
+    SmallRun files(world, config);
+    for (int step = 0; step < 12; ++step) {
+      EXPECT_EQ(files.engine().train_batch().item<double>(), plain.engine().train_batch().item<double>())
+          << "step " << step;
+    }
+    EXPECT_GT(files.engine().skipped_steps(), 0);
+    EXPECT_EQ(files.engine().skipped_steps(), plain.engine().skipped_steps());
+  });
 }
 
 TEST(OffloadPlaceTest, RefusesWhatCannotBe) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          const auto refusal = [&](int stage, const offload::Options& offload) -> std::string {
-                            config::EngineConfig config = zero_config(stage);
-                            config.offload = offload;
-                            try {
-                              SmallRun run(world, config);
-                            } catch (const InputError& error) {
-                              return error.what();
-                            }
-                            return "not refused";
-                          };
-                          for (const Place place : {Place::host, Place::nvme}) {
-                            EXPECT_THAT(refusal(2, placed(Place::device, place, scratch.path)),
-                                        HasSubstr("offload_param with ZeRO stage 2"));
-                          }
-                          offload::Options options = placed(Place::nvme, Place::device, scratch.path);
-                          options.optimizer.nvme_path.clear();
-                          EXPECT_THAT(refusal(1, options), HasSubstr("\"device\": \"nvme\" without \"nvme_path\""));
-                          options = placed(Place::nvme, Place::nvme, scratch.path);
-                          options.parameters.buffer_count = 2;
-                          EXPECT_THAT(refusal(3, options), HasSubstr("buffer_count of the parameters is 2"));
-                          config::EngineConfig config = zero_config(1);
-                          config.offload = placed(Place::nvme, Place::device, scratch.path);
-                          SmallRun first(world, config);
-                          EXPECT_THAT(refusal(1, config.offload),
-                                      AllOf(HasSubstr("another engine of this process"), HasSubstr("nvme_path")));
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    const auto refusal = [&](int stage, const offload::Options& offload) -> std::string {
+      config::EngineConfig config = zero_config(stage);
+      config.offload = offload;
+      try {
+        SmallRun run(world, config);
+      } catch (const InputError& error) {
+        return error.what();
+      }
+      return "not refused";
+    };
+    for (const Place place : {Place::host, Place::nvme}) {
+      EXPECT_THAT(refusal(2, placed(Place::device, place, scratch.path)), HasSubstr("offload_param with ZeRO stage 2"));
+    }
+    offload::Options options = placed(Place::nvme, Place::device, scratch.path);
+    options.optimizer.nvme_path.clear();
+    EXPECT_THAT(refusal(1, options), HasSubstr("\"device\": \"nvme\" without \"nvme_path\""));
+    options = placed(Place::nvme, Place::nvme, scratch.path);
+    options.parameters.buffer_count = 2;
+    EXPECT_THAT(refusal(3, options), HasSubstr("buffer_count of the parameters is 2"));
+    config::EngineConfig config = zero_config(1);
+    config.offload = placed(Place::nvme, Place::device, scratch.path);
+    SmallRun first(world, config);
+    EXPECT_THAT(refusal(1, config.offload), AllOf(HasSubstr("another engine of this process"), HasSubstr("nvme_path")));
+  });
 }
 
 } // namespace

@@ -17,9 +17,9 @@
 namespace trireme::engine {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 struct GroupedNetImpl : torch::nn::Module {
   GroupedNetImpl() {
@@ -121,35 +121,30 @@ void expect_weights(const Weights& found, const Weights& expected, double allowe
 }
 
 TEST(ParameterGroupsTest, AreThoseOfTorch) {
-  EXPECT_THAT(
-      run_ranks(
-          2,
-          [](comm::World& world) {
-            const std::pair<const char*, MakeOptimizer> cases[] = {
-                {R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "betas": [0.8, 0.95], "weight_decay": 0.1}})",
-                 kTorchAdamW},
-                {R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1}})",
-                 kTorchSgd}};
-            for (const auto& [json, make] : cases) {
-              const Weights expected = torch_alone(make, world.size());
-              Weights bits;
-              for (const int stage : {0, 1, 2, 3}) {
-                const Weights found = in_engine(world, stage, json, [](InitializeOptions& options, GroupedNet& model) {
-                  options.parameter_groups = {{.chooses =
-                                                   [](const std::string& name, const std::vector<int64_t>& sizes) {
-                                                     return name == "last.weight" && sizes[0] == 3;
-                                                   },
-                                               .lr_factor = 0.25,
-                                               .weight_decay = 0.3},
-                                              {.parameters = model->biases(), .lr_factor = 2, .weight_decay = 0}};
-                });
-                expect_weights(found, expected, 1e-6, concat(json, " stage ", stage));
-                bits = stage == 0 ? found : bits;
-                expect_weights(found, bits, 0, concat("bits of stage ", stage));
-              }
-            }
-          }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const std::pair<const char*, MakeOptimizer> cases[] = {
+        {R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "betas": [0.8, 0.95], "weight_decay": 0.1}})",
+         kTorchAdamW},
+        {R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1}})",
+         kTorchSgd}};
+    for (const auto& [json, make] : cases) {
+      const Weights expected = torch_alone(make, world.size());
+      Weights bits;
+      for (const int stage : {0, 1, 2, 3}) {
+        const Weights found = in_engine(world, stage, json, [](InitializeOptions& options, GroupedNet& model) {
+          options.parameter_groups = {
+              {.chooses = [](const std::string& name,
+                             const std::vector<int64_t>& sizes) { return name == "last.weight" && sizes[0] == 3; },
+               .lr_factor = 0.25,
+               .weight_decay = 0.3},
+              {.parameters = model->biases(), .lr_factor = 2, .weight_decay = 0}};
+        });
+        expect_weights(found, expected, 1e-6, concat(json, " stage ", stage));
+        bits = stage == 0 ? found : bits;
+        expect_weights(found, bits, 0, concat("bits of stage ", stage));
+      }
+    }
+  });
 }
 
 TEST(ParameterGroupsTest, ATorchOptimizerDoesInTheEngineWhatItDoesAlone) {
@@ -167,82 +162,72 @@ TEST(ParameterGroupsTest, ATorchOptimizerDoesInTheEngineWhatItDoesAlone) {
        }},
   };
   for (const int ranks : {1, 2}) {
-    EXPECT_THAT(run_ranks(ranks,
-                          [&](comm::World& world) {
-                            for (const auto& [name, make] : all) {
-                              const Weights expected = torch_alone(make, world.size());
-                              for (const int stage : {0, 1, 2, 3}) {
-                                const Weights found =
-                                    in_engine(world, stage, "", [&](InitializeOptions& options, GroupedNet& model) {
-                                      options.optimizer = make(model);
-                                    });
-                                expect_weights(found, expected, 2e-6, concat(name, " stage ", stage));
-                              }
-                            }
-                          }),
-                IsEmpty());
+    on_ranks(ranks, [&](comm::World& world) {
+      for (const auto& [name, make] : all) {
+        const Weights expected = torch_alone(make, world.size());
+        for (const int stage : {0, 1, 2, 3}) {
+          const Weights found = in_engine(world, stage, "", [&](InitializeOptions& options, GroupedNet& model) {
+            options.optimizer = make(model);
+          });
+          expect_weights(found, expected, 2e-6, concat(name, " stage ", stage));
+        }
+      }
+    });
   }
 }
 
 TEST(ParameterGroupsTest, WhatCannotBeTakenOverIsRefusedByName) {
-  EXPECT_THAT(
-      run_ranks(
-          1,
-          [](comm::World& world) {
-            namespace to = torch::optim;
-            const auto refusal =
-                [&](const std::function<void(InitializeOptions&, GroupedNet&)>& change) -> std::string {
-              try {
-                in_engine(world, 0, "", change);
-              } catch (const InputError& error) {
-                return error.what();
-              }
-              return "trained";
-            };
-            const auto of = [&](const MakeOptimizer& make) {
-              return refusal([&](InitializeOptions& options, GroupedNet& model) { options.optimizer = make(model); });
-            };
-            EXPECT_THAT(of([](GroupedNet& model) { return std::make_shared<to::LBFGS>(model->parameters()); }),
-                        HasSubstr("Accepted are torch::optim::AdamW, Adam, SGD, RMSprop and Adagrad"));
-            EXPECT_THAT(of([](GroupedNet& model) {
-                          return std::make_shared<to::Adam>(model->parameters(), to::AdamOptions().amsgrad(true));
-                        }),
-                        HasSubstr("amsgrad"));
-            EXPECT_THAT(of([](GroupedNet& model) { return std::make_shared<to::SGD>(model->biases(), 0.1); }),
-                        HasSubstr("no group with parameter \"first.weight\""));
-            EXPECT_THAT(of([](GroupedNet& model) {
-                          auto stepped = std::make_shared<to::Adam>(model->parameters());
-                          model->loss(rows_of(0, 0)).backward();
-                          stepped->step();
-                          return stepped;
-                        }),
-                        HasSubstr("has stepped already"));
-            EXPECT_THAT(
-                of([](GroupedNet& model) {
+  on_ranks(1, [](comm::World& world) {
+    namespace to = torch::optim;
+    const auto refusal = [&](const std::function<void(InitializeOptions&, GroupedNet&)>& change) -> std::string {
+      try {
+        in_engine(world, 0, "", change);
+      } catch (const InputError& error) {
+        return error.what();
+      }
+      return "trained";
+    };
+    const auto of = [&](const MakeOptimizer& make) {
+      return refusal([&](InitializeOptions& options, GroupedNet& model) { options.optimizer = make(model); });
+    };
+    EXPECT_THAT(of([](GroupedNet& model) { return std::make_shared<to::LBFGS>(model->parameters()); }),
+                HasSubstr("Accepted are torch::optim::AdamW, Adam, SGD, RMSprop and Adagrad"));
+    EXPECT_THAT(of([](GroupedNet& model) {
+                  return std::make_shared<to::Adam>(model->parameters(), to::AdamOptions().amsgrad(true));
+                }),
+                HasSubstr("amsgrad"));
+    EXPECT_THAT(of([](GroupedNet& model) { return std::make_shared<to::SGD>(model->biases(), 0.1); }),
+                HasSubstr("no group with parameter \"first.weight\""));
+    EXPECT_THAT(of([](GroupedNet& model) {
+                  auto stepped = std::make_shared<to::Adam>(model->parameters());
+                  model->loss(rows_of(0, 0)).backward();
+                  stepped->step();
+                  return stepped;
+                }),
+                HasSubstr("has stepped already"));
+    EXPECT_THAT(of([](GroupedNet& model) {
                   const std::vector<to::OptimizerParamGroup> groups = {
                       {{model->first->weight}, std::make_unique<to::SGDOptions>(to::SGDOptions(0.1).momentum(0.5))},
                       {model->biases(), std::make_unique<to::SGDOptions>(to::SGDOptions(0.1).momentum(0.9))}};
                   return std::make_shared<to::SGD>(groups, to::SGDOptions(0.1));
                 }),
                 HasSubstr("groups (0 and 1) that differ in more than lr and weight_decay"));
-            EXPECT_THAT(refusal([](InitializeOptions& options, GroupedNet& model) {
-                          options.optimizer = kTorchSgd(model);
-                          options.config.optimizer.emplace();
-                        }),
-                        HasSubstr("a torch optimizer with optimizer: both step the parameters"));
-            EXPECT_THAT(
-                refusal([](InitializeOptions& options, GroupedNet&) { options.parameter_groups = {{.lr_factor = 2}}; }),
+    EXPECT_THAT(refusal([](InitializeOptions& options, GroupedNet& model) {
+                  options.optimizer = kTorchSgd(model);
+                  options.config.optimizer.emplace();
+                }),
+                HasSubstr("a torch optimizer with optimizer: both step the parameters"));
+    EXPECT_THAT(refusal([](InitializeOptions& options, GroupedNet&) { options.parameter_groups = {{.lr_factor = 2}}; }),
                 HasSubstr("group 0 chooses no parameter"));
-            EXPECT_THAT(refusal([](InitializeOptions& options, GroupedNet&) {
-                          options.parameter_groups = {{.parameters = {torch::ones({2})}}};
-                        }),
-                        HasSubstr("not a parameter of the model"));
-            EXPECT_THAT(refusal([](InitializeOptions& options, GroupedNet& model) {
-                          options.parameter_groups = {{.parameters = model->biases(), .lr_factor = -1}};
-                        }),
-                        HasSubstr("lr_factor -1"));
-          }),
-      IsEmpty());
+    EXPECT_THAT(refusal([](InitializeOptions& options, GroupedNet&) {
+                  options.parameter_groups = {{.parameters = {torch::ones({2})}}};
+                }),
+                HasSubstr("not a parameter of the model"));
+    EXPECT_THAT(refusal([](InitializeOptions& options, GroupedNet& model) {
+                  options.parameter_groups = {{.parameters = model->biases(), .lr_factor = -1}};
+                }),
+                HasSubstr("lr_factor -1"));
+  });
 }
 
 } // namespace

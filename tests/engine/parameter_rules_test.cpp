@@ -15,6 +15,7 @@
 namespace trireme::engine {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -141,72 +142,61 @@ TEST(ParameterRulesTest, WhatNoRankUsedIsNotStepped) {
 }
 
 TEST(ParameterRulesTest, WhatIsNotSteppedIsTheSameAtEveryStage) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const Values begin = values_of(*Branches());
-                          for (const char* const optimizer : {kAdam, kNarrowAdam, kLamb}) {
-                            for (const double clipping : {0.0, 1.0}) {
-                              const Values zero = trained(world, {optimizer, 0, 1, clipping});
-                              EXPECT_TRUE(torch::equal(zero.at("never.weight"), begin.at("never.weight"))) << optimizer;
-                              EXPECT_TRUE(torch::equal(zero.at("never.bias"), begin.at("never.bias"))) << optimizer;
-                              EXPECT_FALSE(torch::equal(zero.at("sometimes.weight"), begin.at("sometimes.weight")))
-                                  << optimizer;
-                              for (const int stage : {1, 2, 3}) {
-                                for (const auto& [name, tensor] : trained(world, {optimizer, stage, 1, clipping})) {
-                                  // LAMB's norms are added up in another order.
-                                  const double allowed = optimizer == kLamb ? 1e-6 : 0;
-                                  EXPECT_LE((tensor - zero.at(name)).abs().max().item<double>(), allowed)
-                                      << name << ", stage " << stage << ' ' << optimizer;
-                                }
-                              }
-                            }
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const Values begin = values_of(*Branches());
+    for (const char* const optimizer : {kAdam, kNarrowAdam, kLamb}) {
+      for (const double clipping : {0.0, 1.0}) {
+        const Values zero = trained(world, {optimizer, 0, 1, clipping});
+        EXPECT_TRUE(torch::equal(zero.at("never.weight"), begin.at("never.weight"))) << optimizer;
+        EXPECT_TRUE(torch::equal(zero.at("never.bias"), begin.at("never.bias"))) << optimizer;
+        EXPECT_FALSE(torch::equal(zero.at("sometimes.weight"), begin.at("sometimes.weight"))) << optimizer;
+        for (const int stage : {1, 2, 3}) {
+          for (const auto& [name, tensor] : trained(world, {optimizer, stage, 1, clipping})) {
+            // LAMB's norms are added up in another order.
+            const double allowed = optimizer == kLamb ? 1e-6 : 0;
+            EXPECT_LE((tensor - zero.at(name)).abs().max().item<double>(), allowed)
+                << name << ", stage " << stage << ' ' << optimizer;
+          }
+        }
+      }
+    }
+  });
 }
 
 TEST(ParameterRulesTest, BiasesAndNormsNeedNotDecay) {
-  EXPECT_THAT(
-      run_ranks(
-          2,
-          [](comm::World& world) {
-            const auto trained_with = [&](const std::string& rule, const std::vector<ParameterGroup>& groups = {}) {
-              models::Gpt model(small_gpt());
-              const std::string text = concat(
-                  R"({"train_batch_size": 48, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1)",
-                  rule, "}}}");
-              InitializeOptions options;
-              options.model = model.ptr();
-              options.loss = [model](const data::Batch& batch) mutable {
-                return model->loss(batch.input(), batch.target());
-              };
-              options.config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
-              options.config.zero.stage = 1;
-              options.training_data = std::make_shared<Counting>();
-              options.shuffle = false;
-              options.parameter_groups = groups;
-              const auto made = initialize(world, options);
-              made.engine->train_batch();
-              return values_of(*model);
-            };
-            const Values all = trained_with("");
-            const Values none = trained_with(
-                "",
-                {{.chooses = [](const std::string&, const std::vector<int64_t>&) { return true; }, .weight_decay = 0}});
-            const Values matrices = trained_with(R"(, "weight_decay_rule": "matrices")");
-            const Values chosen = trained_with(
-                "", {{.chooses = [](const std::string& name,
-                                    const std::vector<int64_t>&) { return name != "transformer.h.0.ln_1.weight"; },
-                      .weight_decay = 0}});
-            for (const auto& [name, tensor] : matrices) {
-              EXPECT_TRUE(torch::equal(tensor, (tensor.dim() < 2 ? none : all).at(name))) << name;
-              EXPECT_TRUE(torch::equal(chosen.at(name), (name == "transformer.h.0.ln_1.weight" ? all : none).at(name)))
-                  << name;
-            }
-            EXPECT_FALSE(torch::equal(all.at("transformer.h.0.ln_1.weight"), none.at("transformer.h.0.ln_1.weight")))
-                << "PyTorch decays them";
-          }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const auto trained_with = [&](const std::string& rule, const std::vector<ParameterGroup>& groups = {}) {
+      models::Gpt model(small_gpt());
+      const std::string text = concat(
+          R"({"train_batch_size": 48, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1)", rule,
+          "}}}");
+      InitializeOptions options;
+      options.model = model.ptr();
+      options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+      options.config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
+      options.config.zero.stage = 1;
+      options.training_data = std::make_shared<Counting>();
+      options.shuffle = false;
+      options.parameter_groups = groups;
+      const auto made = initialize(world, options);
+      made.engine->train_batch();
+      return values_of(*model);
+    };
+    const Values all = trained_with("");
+    const Values none = trained_with(
+        "", {{.chooses = [](const std::string&, const std::vector<int64_t>&) { return true; }, .weight_decay = 0}});
+    const Values matrices = trained_with(R"(, "weight_decay_rule": "matrices")");
+    const Values chosen =
+        trained_with("", {{.chooses = [](const std::string& name,
+                                         const std::vector<int64_t>&) { return name != "transformer.h.0.ln_1.weight"; },
+                           .weight_decay = 0}});
+    for (const auto& [name, tensor] : matrices) {
+      EXPECT_TRUE(torch::equal(tensor, (tensor.dim() < 2 ? none : all).at(name))) << name;
+      EXPECT_TRUE(torch::equal(chosen.at(name), (name == "transformer.h.0.ln_1.weight" ? all : none).at(name))) << name;
+    }
+    EXPECT_FALSE(torch::equal(all.at("transformer.h.0.ln_1.weight"), none.at("transformer.h.0.ln_1.weight")))
+        << "PyTorch decays them";
+  });
 }
 
 TEST(ParameterRulesTest, EvaluationLeavesFrozenModulesFrozen) {
@@ -257,28 +247,24 @@ TEST(ParameterRulesTest, EvaluationLeavesFrozenModulesFrozen) {
 /// Frozen parameters are in no buffer at the lower ZeRO stages.
 TEST(ParameterRulesTest, WhatIsChangedInFrozenParametersIsSentToo) {
   for (const int stage : {0, 2, 3}) {
-    EXPECT_THAT(run_ranks(3,
-                          [stage](comm::World& world) {
-                            models::Gpt model(small_gpt());
-                            at::Tensor frozen = model->transformer->embedding->wpe->weight;
-                            frozen.set_requires_grad(false);
-                            InitializeOptions options;
-                            options.model = model.ptr();
-                            options.loss = [model](const data::Batch& batch) mutable {
-                              return model->loss(batch.input(), batch.target());
-                            };
-                            options.config = small_config(48, 1);
-                            options.config.zero.stage = stage;
-                            options.training_data = std::make_shared<Counting>();
-                            const auto made = initialize(world, options);
-                            {
-                              const auto whole = made.engine->gather_parameters({frozen}, /*modifier_rank=*/1);
-                              frozen.fill_(world.rank());
-                            }
-                            const auto whole = made.engine->gather_parameters({frozen});
-                            EXPECT_TRUE(frozen.equal(torch::ones_like(frozen)));
-                          }),
-                IsEmpty());
+    on_ranks(3, [stage](comm::World& world) {
+      models::Gpt model(small_gpt());
+      at::Tensor frozen = model->transformer->embedding->wpe->weight;
+      frozen.set_requires_grad(false);
+      InitializeOptions options;
+      options.model = model.ptr();
+      options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+      options.config = small_config(48, 1);
+      options.config.zero.stage = stage;
+      options.training_data = std::make_shared<Counting>();
+      const auto made = initialize(world, options);
+      {
+        const auto whole = made.engine->gather_parameters({frozen}, /*modifier_rank=*/1);
+        frozen.fill_(world.rank());
+      }
+      const auto whole = made.engine->gather_parameters({frozen});
+      EXPECT_TRUE(frozen.equal(torch::ones_like(frozen)));
+    });
   }
 }
 

@@ -20,6 +20,7 @@ namespace {
 
 using pipeline::LayerList;
 using pipeline::LayerSpec;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -38,36 +39,32 @@ int64_t stop_step(comm::World& world, Engine& engine, const std::function<void(i
 TEST(PreemptionTest, OneRankIsAskedAndAllStopAfterTheSameStep) {
   for (const int asked : {0, 2}) {
     for (const int64_t accumulation : {1, 2}) {
-      EXPECT_THAT(run_ranks(3,
-                            [&](comm::World& world) {
-                              const Preemption preemption;
-                              SmallRun run(world, small_config(12, accumulation));
-                              EXPECT_EQ(stop_step(world, run.engine(),
-                                                  [&](int64_t step) {
-                                                    if (world.rank() == asked && step == 5) {
-                                                      ::raise(asked == 0 ? SIGTERM : SIGUSR1);
-                                                    }
-                                                  }),
-                                        5);
-                              EXPECT_EQ(Preemption::asked() != 0, world.rank() == asked);
-                              EXPECT_EQ(Preemption::reason(), world.rank() != asked ? "a signal to another rank"
-                                                              : asked == 0          ? "SIGTERM"
-                                                                                    : "SIGUSR1");
+      on_ranks(3, [&](comm::World& world) {
+        const Preemption preemption;
+        SmallRun run(world, small_config(12, accumulation));
+        EXPECT_EQ(stop_step(world, run.engine(),
+                            [&](int64_t step) {
+                              if (world.rank() == asked && step == 5) {
+                                ::raise(asked == 0 ? SIGTERM : SIGUSR1);
+                              }
                             }),
-                  IsEmpty());
+                  5);
+        EXPECT_EQ(Preemption::asked() != 0, world.rank() == asked);
+        EXPECT_EQ(Preemption::reason(), world.rank() != asked ? "a signal to another rank"
+                                        : asked == 0          ? "SIGTERM"
+                                                              : "SIGUSR1");
+      });
     }
   }
 }
 
 TEST(PreemptionTest, NobodyAskedNobodyStops) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          const Preemption preemption;
-                          SmallRun run(world, small_config(12, 1));
-                          EXPECT_EQ(stop_step(world, run.engine(), [](int64_t) {}), 12);
-                          EXPECT_FALSE(run.engine().stop_agreed());
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    const Preemption preemption;
+    SmallRun run(world, small_config(12, 1));
+    EXPECT_EQ(stop_step(world, run.engine(), [](int64_t) {}), 12);
+    EXPECT_FALSE(run.engine().stop_agreed());
+  });
 }
 
 // Two stages x two replicas. A stage that trains nothing has no bucket for the question to travel with.

@@ -23,7 +23,6 @@ namespace {
 using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
-using testing::IsEmpty;
 using testing::Not;
 
 // The parameters as exact as a checkpoint has them.
@@ -46,34 +45,30 @@ at::Tensor weights_of(Engine& engine, comm::World& world) {
 class PublicConfigs : public testing::TestWithParam<int> {};
 
 TEST_P(PublicConfigs, Train) {
-  EXPECT_THAT(test::run_ranks(
-                  GetParam(),
-                  [](comm::World& world) {
-                    int trained = 0;
-                    for (const auto& file : test::public_configs()) {
-                      if (test::refused_public_configs().count(file.stem()) == 1) {
-                        continue;
-                      }
-                      SCOPED_TRACE(file.stem());
-                      try {
-                        SmallRun run(world,
-                                     read_config(file, {.micro_batch = 4, .steps = 10, .hidden = small_gpt().hidden}));
-                        Engine& engine = run.engine();
-                        const at::Tensor before = weights_of(engine, world);
-                        for (int step = 1; engine.global_steps() - engine.skipped_steps() < 3;
-                             ++step) { // a warm-up begins with two at 0, fp16 looks for its scale
-                          EXPECT_TRUE(std::isfinite(engine.train_batch().item<double>()));
-                          ASSERT_EQ(engine.global_steps(), step);
-                        }
-                        EXPECT_FALSE(weights_of(engine, world).equal(before)) << "at learning rate " << engine.get_lr();
-                        ++trained;
-                      } catch (const InputError& error) {
-                        ADD_FAILURE() << error.what();
-                      }
-                    }
-                    EXPECT_GE(trained, 17);
-                  }),
-              IsEmpty());
+  test::on_ranks(GetParam(), [](comm::World& world) {
+    int trained = 0;
+    for (const auto& file : test::public_configs()) {
+      if (test::refused_public_configs().count(file.stem()) == 1) {
+        continue;
+      }
+      SCOPED_TRACE(file.stem());
+      try {
+        SmallRun run(world, read_config(file, {.micro_batch = 4, .steps = 10, .hidden = small_gpt().hidden}));
+        Engine& engine = run.engine();
+        const at::Tensor before = weights_of(engine, world);
+        for (int step = 1; engine.global_steps() - engine.skipped_steps() < 3;
+             ++step) { // a warm-up begins with two at 0, fp16 looks for its scale
+          EXPECT_TRUE(std::isfinite(engine.train_batch().item<double>()));
+          ASSERT_EQ(engine.global_steps(), step);
+        }
+        EXPECT_FALSE(weights_of(engine, world).equal(before)) << "at learning rate " << engine.get_lr();
+        ++trained;
+      } catch (const InputError& error) {
+        ADD_FAILURE() << error.what();
+      }
+    }
+    EXPECT_GE(trained, 17);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(On, PublicConfigs, testing::Values(1, 2),
@@ -90,35 +85,26 @@ std::vector<std::string> lines_for(comm::World& world, const config::EngineConfi
 }
 
 TEST(WithoutAnOptimizer, OneLineSaysAdamW) {
-  EXPECT_THAT(
-      test::run_ranks(
-          1,
-          [](comm::World& world) {
-            const auto lines = lines_for(
-                world,
-                read_config(test::source_dir() + "/tests/config/public_configs/gpt_pretraining_zero1_fp16.json"));
-            EXPECT_THAT(lines, Contains(AllOf(HasSubstr("no \"optimizer\": AdamW with lr 0.001, betas 0.9 and 0.999"),
-                                              HasSubstr("weight_decay 0")))
-                                   .Times(1));
-          }),
-      IsEmpty());
+  test::on_ranks(1, [](comm::World& world) {
+    const auto lines = lines_for(
+        world, read_config(test::source_dir() + "/tests/config/public_configs/gpt_pretraining_zero1_fp16.json"));
+    EXPECT_THAT(lines, Contains(AllOf(HasSubstr("no \"optimizer\": AdamW with lr 0.001, betas 0.9 and 0.999"),
+                                      HasSubstr("weight_decay 0")))
+                           .Times(1));
+  });
 }
 
 TEST(WithoutGradientClipping, OneLineSaysTheNorm) {
-  EXPECT_THAT(
-      test::run_ranks(1,
-                      [](comm::World& world) {
-                        const auto clipped = [&](const std::string& key) {
-                          const JsonNode json = JsonNode::parse(concat(R"({"train_batch_size": 6)", key, "}"), "test");
-                          return lines_for(world, config::read_deepspeed(json));
-                        };
-                        const std::string line =
-                            "no \"gradient_clipping\": gradients are clipped to norm 1; 0 switches that off";
-                        EXPECT_THAT(clipped(""), Contains(HasSubstr(line)).Times(1));
-                        EXPECT_THAT(clipped(R"(, "gradient_clipping": 1)"), Not(Contains(HasSubstr("clipped"))));
-                        EXPECT_THAT(clipped(R"(, "gradient_clipping": 0)"), Not(Contains(HasSubstr("clipped"))));
-                      }),
-      IsEmpty());
+  test::on_ranks(1, [](comm::World& world) {
+    const auto clipped = [&](const std::string& key) {
+      const JsonNode json = JsonNode::parse(concat(R"({"train_batch_size": 6)", key, "}"), "test");
+      return lines_for(world, config::read_deepspeed(json));
+    };
+    const std::string line = "no \"gradient_clipping\": gradients are clipped to norm 1; 0 switches that off";
+    EXPECT_THAT(clipped(""), Contains(HasSubstr(line)).Times(1));
+    EXPECT_THAT(clipped(R"(, "gradient_clipping": 1)"), Not(Contains(HasSubstr("clipped"))));
+    EXPECT_THAT(clipped(R"(, "gradient_clipping": 0)"), Not(Contains(HasSubstr("clipped"))));
+  });
 }
 
 } // namespace

@@ -17,8 +17,6 @@
 namespace trireme::engine {
 namespace {
 
-using testing::IsEmpty;
-
 constexpr int kWide = 32;
 constexpr int64_t kLayerBytes = kWide * kWide * 4; // a block of a file
 constexpr int kDeep = 14;
@@ -88,33 +86,28 @@ config::EngineConfig in_files(const std::filesystem::path& folder, offload::Plac
 
 TEST(EngineReadAheadTest, ALayersParametersAreAskedForBeforeTheLayerInFrontOfItHasComputed) {
   const ScratchFolder scratch(make_scratch_folder("trireme_read_ahead"));
-  EXPECT_THAT(test::run_ranks(
-                  1,
-                  [&](comm::World& world) {
-                    DeepRun deep(world, in_files(scratch.path, offload::Place::device, 1));
-                    for (int step = 0; step < 4; ++step) {
-                      const int64_t before = deep.reads->now();
-                      deep.run.step();
-                      const auto buckets = [](int64_t bytes) { return bytes / kLayerBytes; };
-                      const int64_t read_in_forward = buckets(deep.reads->forward.at(kDeep - 1) - before);
-                      const int64_t read_in_backward =
-                          buckets(deep.reads->backward.at(1) - deep.reads->forward.at(kDeep - 1));
-                      ASSERT_LE(read_in_forward, kDeep);
-                      ASSERT_GT(std::min(read_in_forward, read_in_backward), kDeep / 2) << "else this shows nothing";
-                      for (int i = 0; i + 1 < kDeep && step > 1; ++i) { // the first passes are not known
-                        const int64_t there = kDeep - read_in_forward;  // in memory since the step before
-                        EXPECT_GE(buckets(deep.reads->forward.at(i) - before) + there, i + 2)
-                            << "forward of layer " << i << " in step " << step;
-                      }
-                      for (int i = kDeep - 1; i > 0 && step > 1; --i) {
-                        const int64_t there = kDeep - read_in_backward;
-                        EXPECT_GE(buckets(deep.reads->backward.at(i) - deep.reads->forward.at(kDeep - 1)) + there,
-                                  kDeep - i + 1)
-                            << "backward of layer " << i << " in step " << step;
-                      }
-                    }
-                  }),
-              IsEmpty());
+  test::on_ranks(1, [&](comm::World& world) {
+    DeepRun deep(world, in_files(scratch.path, offload::Place::device, 1));
+    for (int step = 0; step < 4; ++step) {
+      const int64_t before = deep.reads->now();
+      deep.run.step();
+      const auto buckets = [](int64_t bytes) { return bytes / kLayerBytes; };
+      const int64_t read_in_forward = buckets(deep.reads->forward.at(kDeep - 1) - before);
+      const int64_t read_in_backward = buckets(deep.reads->backward.at(1) - deep.reads->forward.at(kDeep - 1));
+      ASSERT_LE(read_in_forward, kDeep);
+      ASSERT_GT(std::min(read_in_forward, read_in_backward), kDeep / 2) << "else this shows nothing";
+      for (int i = 0; i + 1 < kDeep && step > 1; ++i) { // the first passes are not known
+        const int64_t there = kDeep - read_in_forward;  // in memory since the step before
+        EXPECT_GE(buckets(deep.reads->forward.at(i) - before) + there, i + 2)
+            << "forward of layer " << i << " in step " << step;
+      }
+      for (int i = kDeep - 1; i > 0 && step > 1; --i) {
+        const int64_t there = kDeep - read_in_backward;
+        EXPECT_GE(buckets(deep.reads->backward.at(i) - deep.reads->forward.at(kDeep - 1)) + there, kDeep - i + 1)
+            << "backward of layer " << i << " in step " << step;
+      }
+    }
+  });
 }
 
 /// Of buckets that are changed one after the other: how many were read after the one before was written, and how many
@@ -139,22 +132,20 @@ std::pair<int, int> late_and_early(const std::vector<test::AioCall>& calls, cons
 TEST(EngineReadAheadTest, BucketsThatChangeAreReadBeforeTheOneInFrontOfThemIsWritten) {
   const ScratchFolder scratch(make_scratch_folder("trireme_read_ahead"));
   ::setenv("TRIREME_AIO", "threads", 1);
-  EXPECT_THAT(test::run_ranks(1,
-                              [&](comm::World& world) {
-                                DeepRun deep(world, in_files(scratch.path, offload::Place::nvme, 2));
-                                deep.run.step();
-                                deep.run.step();
-                                test::watch_aio();
-                                deep.run.step();
-                                deep.run.step();
-                                const std::vector<test::AioCall> calls = test::aio_seen().calls;
-                                for (const char* const kind : {"gradients", "parameters", "optimizer_states"}) {
-                                  const auto [late, early] = late_and_early(calls, kind);
-                                  EXPECT_EQ(late, 0) << kind << ": read when they are used";
-                                  EXPECT_GT(early, kDeep) << kind;
-                                }
-                              }),
-              IsEmpty());
+  test::on_ranks(1, [&](comm::World& world) {
+    DeepRun deep(world, in_files(scratch.path, offload::Place::nvme, 2));
+    deep.run.step();
+    deep.run.step();
+    test::watch_aio();
+    deep.run.step();
+    deep.run.step();
+    const std::vector<test::AioCall> calls = test::aio_seen().calls;
+    for (const char* const kind : {"gradients", "parameters", "optimizer_states"}) {
+      const auto [late, early] = late_and_early(calls, kind);
+      EXPECT_EQ(late, 0) << kind << ": read when they are used";
+      EXPECT_GT(early, kDeep) << kind;
+    }
+  });
 }
 
 } // namespace

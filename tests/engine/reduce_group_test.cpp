@@ -19,6 +19,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -217,140 +218,125 @@ TEST(ReduceGroupTest, ScalingBeforeTheSumHoldsForEveryGroup) {
 }
 
 TEST(ReduceGroupTest, TheWholeModelIsCounted) {
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          ExpertRun run(world, 2, 1);
-                          EXPECT_EQ(run.made.engine->num_parameters(),
-                                    kWidth * kWidth + kWidth + 2 * (kWidth * kWidth + 2));
-                        }),
-              IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    ExpertRun run(world, 2, 1);
+    EXPECT_EQ(run.made.engine->num_parameters(), kWidth * kWidth + kWidth + 2 * (kWidth * kWidth + 2));
+  });
 }
 
 // One rank has a parameter that nobody else has, and does not use it in every step.
 TEST(ReduceGroupTest, RanksMayHaveDifferentNumbersOfGroups) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [](comm::World& world) {
-                  const bool has = world.rank() == 1;
-                  torch::nn::Linear shared(kWidth, 1);
-                  const auto model = std::make_shared<torch::nn::Module>();
-                  model->register_module("shared", shared);
-                  const at::Tensor extra = has ? model->register_parameter("extra", torch::ones({2})) : at::Tensor();
-                  int step = 0;
-                  InitializeOptions options;
-                  options.config = config::read_deepspeed(JsonNode::parse(
-                      concat(R"({"train_micro_batch_size_per_gpu": 3, "optimizer": )", kSgd, "}"), "test.json"));
-                  options.model = model;
-                  options.loss = [&](const data::Batch& batch) {
-                    const at::Tensor loss = shared->forward(batch.input()).square().mean();
-                    return has && step % 2 == 0 ? loss + extra.sum() : loss;
-                  };
-                  options.placement = [](const std::string& name, const at::Tensor&) {
-                    return bucket::Placement{.reduce_group = name == "extra" ? 1 : 0};
-                  };
-                  options.reduce_groups = [&](const comm::Group&) {
-                    return has ? std::vector<comm::Group>{comm::Group()} : std::vector<comm::Group>();
-                  };
-                  const auto engine = initialize(world, options).engine;
-                  EXPECT_EQ(engine->num_parameters(), kWidth + 1 + 2);
-                  for (; step < 4; ++step) {
-                    engine->train_batch([&] { return data::Batch{{rows_of(step, world.rank())}, {}, kRows}; });
-                  }
-                }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const bool has = world.rank() == 1;
+    torch::nn::Linear shared(kWidth, 1);
+    const auto model = std::make_shared<torch::nn::Module>();
+    model->register_module("shared", shared);
+    const at::Tensor extra = has ? model->register_parameter("extra", torch::ones({2})) : at::Tensor();
+    int step = 0;
+    InitializeOptions options;
+    options.config = config::read_deepspeed(
+        JsonNode::parse(concat(R"({"train_micro_batch_size_per_gpu": 3, "optimizer": )", kSgd, "}"), "test.json"));
+    options.model = model;
+    options.loss = [&](const data::Batch& batch) {
+      const at::Tensor loss = shared->forward(batch.input()).square().mean();
+      return has && step % 2 == 0 ? loss + extra.sum() : loss;
+    };
+    options.placement = [](const std::string& name, const at::Tensor&) {
+      return bucket::Placement{.reduce_group = name == "extra" ? 1 : 0};
+    };
+    options.reduce_groups = [&](const comm::Group&) {
+      return has ? std::vector<comm::Group>{comm::Group()} : std::vector<comm::Group>();
+    };
+    const auto engine = initialize(world, options).engine;
+    EXPECT_EQ(engine->num_parameters(), kWidth + 1 + 2);
+    for (; step < 4; ++step) {
+      engine->train_batch([&] { return data::Batch{{rows_of(step, world.rank())}, {}, kRows}; });
+    }
+  });
 }
 
 TEST(ReduceGroupTest, ACheckpointHasTheWholeAndFitsOtherNumbersOfRanks) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_experts_", ::getpid());
   for (const int stage : {0, 1, 3}) {
-    EXPECT_THAT(run_ranks(4,
-                          [&](comm::World& world) {
-                            ExpertRun whole(world, 2, stage);
-                            whole.step();
-                            whole.step();
-                            whole.made.engine->save_checkpoint(folder, "two");
-                            ExpertRun resumed(world, 2, stage == 0 ? 1 : stage);
-                            ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder));
-                            for (int step = 0; step < 3; ++step) {
-                              const double loss = whole.step();
-                              EXPECT_NEAR(resumed.step(), loss, stage == 0 ? 1e-6 * loss : 0);
-                            }
-                            const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(folder);
-                            for (const char* name : {"experts", "exp_avg/experts", "exp_avg_sq/experts"}) {
-                              EXPECT_EQ(saved.entry(name).shape, (std::vector<int64_t>{2, kWidth, kWidth})) << name;
-                            }
-                          }),
-                IsEmpty());
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            ExpertRun two(world, 2, stage);
-                            ASSERT_TRUE(two.made.engine->load_checkpoint(folder));
-                            const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(folder);
-                            const auto all = two.made.engine->gather_parameters(two.model->parameters());
-                            EXPECT_TRUE(two.model->weights[0].equal(saved.read("experts")[two.expert]));
-                          }),
-                IsEmpty());
+    on_ranks(4, [&](comm::World& world) {
+      ExpertRun whole(world, 2, stage);
+      whole.step();
+      whole.step();
+      whole.made.engine->save_checkpoint(folder, "two");
+      ExpertRun resumed(world, 2, stage == 0 ? 1 : stage);
+      ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder));
+      for (int step = 0; step < 3; ++step) {
+        const double loss = whole.step();
+        EXPECT_NEAR(resumed.step(), loss, stage == 0 ? 1e-6 * loss : 0);
+      }
+      const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(folder);
+      for (const char* name : {"experts", "exp_avg/experts", "exp_avg_sq/experts"}) {
+        EXPECT_EQ(saved.entry(name).shape, (std::vector<int64_t>{2, kWidth, kWidth})) << name;
+      }
+    });
+    on_ranks(2, [&](comm::World& world) {
+      ExpertRun two(world, 2, stage);
+      ASSERT_TRUE(two.made.engine->load_checkpoint(folder));
+      const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(folder);
+      const auto all = two.made.engine->gather_parameters(two.model->parameters());
+      EXPECT_TRUE(two.model->weights[0].equal(saved.read("experts")[two.expert]));
+    });
     fs::remove_all(folder);
   }
 }
 
 TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
-  EXPECT_THAT(
-      run_ranks(
-          2,
-          [](comm::World& world) {
-            const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) -> std::string {
-              try {
-                ExpertRun run(world, 2, 0, kAdamW, change);
-              } catch (const InputError& error) {
-                return error.what();
-              }
-              return "made";
-            };
-            EXPECT_THAT(refusal([](auto& options) { options.reduce_groups = nullptr; }),
-                        HasSubstr("has reduce_group 1, but there are 1 groups"));
-            EXPECT_THAT(refusal([](auto& options) {
-                          options.placement = [](const std::string& name, const at::Tensor&) {
-                            return name == "experts"
-                                       ? bucket::Placement{.global_shape = {2, kWidth, kWidth}, .box_offset = {2, 0, 0}}
-                                       : bucket::Placement();
-                          };
-                        }),
-                        HasSubstr("\"experts\" has global_shape [2, 5, 5] and box_offset [2, 0, 0], which its shape "
-                                  "[1, 5, 5] does not fit"));
-            EXPECT_THAT(refusal([&](auto& options) { // the data group would add up different elements
-                          options.placement = [&](const std::string& name, const at::Tensor&) {
-                            return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth},
-                                                                         .box_offset = {world.rank(), 0, 0}}
-                                                     : bucket::Placement();
-                          };
-                        }),
-                        HasSubstr("placements differ"));
-            EXPECT_THAT(
-                refusal([](auto& options) { options.model->named_parameters()["spare"].set_requires_grad(false); }),
+  on_ranks(2, [](comm::World& world) {
+    const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) -> std::string {
+      try {
+        ExpertRun run(world, 2, 0, kAdamW, change);
+      } catch (const InputError& error) {
+        return error.what();
+      }
+      return "made";
+    };
+    EXPECT_THAT(refusal([](auto& options) { options.reduce_groups = nullptr; }),
+                HasSubstr("has reduce_group 1, but there are 1 groups"));
+    EXPECT_THAT(refusal([](auto& options) {
+                  options.placement = [](const std::string& name, const at::Tensor&) {
+                    return name == "experts"
+                               ? bucket::Placement{.global_shape = {2, kWidth, kWidth}, .box_offset = {2, 0, 0}}
+                               : bucket::Placement();
+                  };
+                }),
+                HasSubstr("\"experts\" has global_shape [2, 5, 5] and box_offset [2, 0, 0], which its shape "
+                          "[1, 5, 5] does not fit"));
+    EXPECT_THAT(refusal([&](auto& options) { // the data group would add up different elements
+                  options.placement = [&](const std::string& name, const at::Tensor&) {
+                    return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth},
+                                                                 .box_offset = {world.rank(), 0, 0}}
+                                             : bucket::Placement();
+                  };
+                }),
+                HasSubstr("placements differ"));
+    EXPECT_THAT(refusal([](auto& options) { options.model->named_parameters()["spare"].set_requires_grad(false); }),
                 HasSubstr("\"spare\" splits it or has a reduce group, but it is frozen"));
-            EXPECT_THAT(refusal([](auto& options) {
-                          options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}};
-                        }),
-                        HasSubstr("lamb needs the norm of the full parameter \"experts\""));
-            {
-              std::unique_ptr<Experts> early;
-              {
-                const zero::Init init(world);
-                early = std::make_unique<Experts>(2, world.rank(), world.rank() + 1);
-              }
-              EXPECT_THAT(refusal([&](auto& options) {
-                            options.model = early->ptr();
-                            options.placement = [](const std::string& name, const at::Tensor&) {
-                              return bucket::Placement{.reduce_group = name == "shared.weight" ? 1 : 0};
-                            };
-                          }),
-                          HasSubstr("\"shared.weight\" has its own reduce_group, but zero::Init has sharded it"));
-            }
-            ExpertRun run(world, 2, 0);
-            EXPECT_THROW(run.made.engine->gather_parameters({run.model->weights}, 0), InputError);
-          }),
-      IsEmpty());
+    EXPECT_THAT(refusal([](auto& options) {
+                  options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}};
+                }),
+                HasSubstr("lamb needs the norm of the full parameter \"experts\""));
+    {
+      std::unique_ptr<Experts> early;
+      {
+        const zero::Init init(world);
+        early = std::make_unique<Experts>(2, world.rank(), world.rank() + 1);
+      }
+      EXPECT_THAT(refusal([&](auto& options) {
+                    options.model = early->ptr();
+                    options.placement = [](const std::string& name, const at::Tensor&) {
+                      return bucket::Placement{.reduce_group = name == "shared.weight" ? 1 : 0};
+                    };
+                  }),
+                  HasSubstr("\"shared.weight\" has its own reduce_group, but zero::Init has sharded it"));
+    }
+    ExpertRun run(world, 2, 0);
+    EXPECT_THROW(run.made.engine->gather_parameters({run.model->weights}, 0), InputError);
+  });
 }
 
 } // namespace

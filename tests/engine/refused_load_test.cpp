@@ -18,9 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 config::EngineConfig sgd_with_warmup() {
   return config::read_deepspeed(
@@ -67,27 +67,24 @@ struct LoadedRun {
 // The schedule has been looked at, and fits, before the loader refuses.
 TEST(RefusedLoadTest, ACheckpointOfAnotherDataSetChangesNothing) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_other_data_", ::getpid());
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          torch::manual_seed(1);
-                          LoadedRun saved(world, 30);
-                          for (int step = 0; step < 3; ++step) {
-                            saved.step();
-                          }
-                          saved.made.engine->save_checkpoint(folder);
-                          torch::manual_seed(2);
-                          LoadedRun whole(world, 24);
-                          torch::manual_seed(2);
-                          LoadedRun run(world, 24);
-                          EXPECT_EQ(run.step(), whole.step());
-                          EXPECT_THAT(test::error_of([&] { run.made.engine->load_checkpoint(folder); }),
-                                      HasSubstr("30"));
-                          for (int step = 0; step < 3; ++step) {
-                            EXPECT_EQ(run.step(), whole.step());
-                            EXPECT_EQ(run.made.engine->get_lr(), whole.made.engine->get_lr());
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    torch::manual_seed(1);
+    LoadedRun saved(world, 30);
+    for (int step = 0; step < 3; ++step) {
+      saved.step();
+    }
+    saved.made.engine->save_checkpoint(folder);
+    torch::manual_seed(2);
+    LoadedRun whole(world, 24);
+    torch::manual_seed(2);
+    LoadedRun run(world, 24);
+    EXPECT_EQ(run.step(), whole.step());
+    EXPECT_THAT(test::error_of([&] { run.made.engine->load_checkpoint(folder); }), HasSubstr("30"));
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_EQ(run.step(), whole.step());
+      EXPECT_EQ(run.made.engine->get_lr(), whole.made.engine->get_lr());
+    }
+  });
   fs::remove_all(folder);
 }
 
@@ -101,24 +98,22 @@ struct TiedByHandImpl : nn::Module {
 
 TEST(RefusedLoadTest, WeightsThatOneTensorOfTwoNamesCannotHoldAreNotDropped) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_tied_by_hand_", ::getpid());
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          for (const bool tied : {false, true}) {
-                            const auto model = std::make_shared<TiedByHandImpl>(tied);
-                            InitializeOptions options;
-                            options.model = model;
-                            options.loss = [model](const data::Batch&) { return (model->emb * model->head).sum(); };
-                            options.config = sgd_with_warmup();
-                            const auto made = initialize(world, options);
-                            if (!tied) {
-                              made.engine->save_checkpoint(folder);
-                            } else {
-                              EXPECT_THAT(test::error_of([&] { made.engine->load_checkpoint(folder); }),
-                                          HasSubstr("this one has no \"head\""));
-                            }
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    for (const bool tied : {false, true}) {
+      const auto model = std::make_shared<TiedByHandImpl>(tied);
+      InitializeOptions options;
+      options.model = model;
+      options.loss = [model](const data::Batch&) { return (model->emb * model->head).sum(); };
+      options.config = sgd_with_warmup();
+      const auto made = initialize(world, options);
+      if (!tied) {
+        made.engine->save_checkpoint(folder);
+      } else {
+        EXPECT_THAT(test::error_of([&] { made.engine->load_checkpoint(folder); }),
+                    HasSubstr("this one has no \"head\""));
+      }
+    }
+  });
   fs::remove_all(folder);
 }
 

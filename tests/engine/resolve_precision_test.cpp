@@ -14,8 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using precision::Type;
+using test::on_ranks;
 using test::run_ranks;
-using testing::IsEmpty;
 
 precision::PrecisionOptions undecided() {
   precision::PrecisionOptions options;
@@ -41,62 +41,55 @@ TEST(ResolvePrecisionTest, MeasuresBothTypesAndLeavesRandomNumbersAlone) {
 
 // Neither a flag of the processor nor one rank alone decides.
 TEST(ResolvePrecisionTest, WhatAllRanksMeasuredDecides) {
-  EXPECT_THAT(
-      run_ranks(3,
-                [](comm::World& world) {
-                  for (const double slow : {1.0, 9.0}) { // seconds in bf16 on the last rank; fp32 takes 2 everywhere
-                    precision::PrecisionOptions mine = undecided();
-                    resolve_precision(mine, world.group(), at::kCPU, std::nullopt,
-                                      [&](at::Device) { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
-                    EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
-                    EXPECT_FALSE(mine.bf16_if_faster);
-                  }
-                }),
-      IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    for (const double slow : {1.0, 9.0}) { // seconds in bf16 on the last rank; fp32 takes 2 everywhere
+      precision::PrecisionOptions mine = undecided();
+      resolve_precision(mine, world.group(), at::kCPU, std::nullopt,
+                        [&](at::Device) { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
+      EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
+      EXPECT_FALSE(mine.bf16_if_faster);
+    }
+  });
 }
 
 TEST(ResolvePrecisionTest, AllRanksAgreeAndTrain) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          precision::PrecisionOptions mine = undecided();
-                          resolve_precision(mine, world.group(), at::kCPU);
-                          EXPECT_FALSE(mine.bf16_if_faster);
-                          EXPECT_NE(mine.compute, Type::fp16);
-                          at::Tensor types = torch::tensor({static_cast<int64_t>(mine.compute)});
-                          world.group().all_reduce(types).wait();
-                          EXPECT_EQ(types.item<int64_t>(), 2 * static_cast<int64_t>(mine.compute));
+  on_ranks(2, [](comm::World& world) {
+    precision::PrecisionOptions mine = undecided();
+    resolve_precision(mine, world.group(), at::kCPU);
+    EXPECT_FALSE(mine.bf16_if_faster);
+    EXPECT_NE(mine.compute, Type::fp16);
+    at::Tensor types = torch::tensor({static_cast<int64_t>(mine.compute)});
+    world.group().all_reduce(types).wait();
+    EXPECT_EQ(types.item<int64_t>(), 2 * static_cast<int64_t>(mine.compute));
 
-                          config::EngineConfig config = small_config(48, 1);
-                          config.precision.bf16_if_faster = true;
-                          SmallRun run(world, config);
-                          EXPECT_NE(run.model->parameters()[0].scalar_type(), torch::kHalf);
-                          EXPECT_GT(run.engine().train_batch().item<double>(), 0);
-                        }),
-              IsEmpty());
+    config::EngineConfig config = small_config(48, 1);
+    config.precision.bf16_if_faster = true;
+    SmallRun run(world, config);
+    EXPECT_NE(run.model->parameters()[0].scalar_type(), torch::kHalf);
+    EXPECT_GT(run.engine().train_batch().item<double>(), 0);
+  });
 }
 
 TEST(ResolvePrecisionTest, ACheckpointKeepsItsType) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_resolve_", ::getpid());
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          for (const Type type : {Type::bf16, Type::fp32}) {
-                            config::EngineConfig config = small_config(48, 1);
-                            config.precision.compute = type;
-                            SmallRun run(world, config);
-                            run.engine().train_batch();
-                            const fs::path here = folder / precision::type_name(type);
-                            run.engine().save_checkpoint(here);
-                            for (const fs::path& place : {here, here / "global_step1"}) {
-                              precision::PrecisionOptions again = undecided();
-                              resolve_precision(again, world.group(), at::kCPU, place);
-                              EXPECT_EQ(again.compute, type) << place;
-                            }
-                          }
-                          precision::PrecisionOptions fresh = undecided();
-                          resolve_precision(fresh, world.group(), at::kCPU, folder / "nothing here");
-                          EXPECT_FALSE(fresh.bf16_if_faster) << "measured, where nothing was saved";
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    for (const Type type : {Type::bf16, Type::fp32}) {
+      config::EngineConfig config = small_config(48, 1);
+      config.precision.compute = type;
+      SmallRun run(world, config);
+      run.engine().train_batch();
+      const fs::path here = folder / precision::type_name(type);
+      run.engine().save_checkpoint(here);
+      for (const fs::path& place : {here, here / "global_step1"}) {
+        precision::PrecisionOptions again = undecided();
+        resolve_precision(again, world.group(), at::kCPU, place);
+        EXPECT_EQ(again.compute, type) << place;
+      }
+    }
+    precision::PrecisionOptions fresh = undecided();
+    resolve_precision(fresh, world.group(), at::kCPU, folder / "nothing here");
+    EXPECT_FALSE(fresh.bf16_if_faster) << "measured, where nothing was saved";
+  });
   fs::remove_all(folder);
 }
 

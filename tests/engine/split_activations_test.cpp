@@ -13,6 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using activations::Way;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -95,86 +96,75 @@ TEST(SplitActivationsTest, SharesOfInputsTrainTheSameBits) {
 TEST(SplitActivationsTest, BytesOfShares) {
   for (const int tensor : {2, 4}) {
     const SplitLayout layout{.tensor = tensor, .accumulation = 2};
-    EXPECT_THAT(
-        run_ranks(tensor,
-                  [&](comm::World& world) {
-                    const models::GptOptions shape = split_gpt();
-                    const int64_t input = kSplitBatch / layout.accumulation * shape.sequence_length * shape.hidden * 4;
-                    const int64_t share = input / tensor;
-                    const Shared whole = train_shared(world, layout, recomputed(Way::recompute, false));
-                    const Shared shared = train_shared(world, layout, recomputed(Way::recompute, true));
-                    EXPECT_EQ(whole.peak - shared.peak, (shape.layers - 1) * input - shape.layers * share);
-                    EXPECT_EQ(shared.sent - whole.sent, layout.accumulation * shape.layers * (tensor - 1) * share);
-                    const Shared moved = train_shared(world, layout, recomputed(Way::recompute_nvme, true));
-                    EXPECT_EQ(moved.moved, kSharedSteps * layout.accumulation * shape.layers * share)
-                        << "shares go to files";
-                    EXPECT_EQ(train_shared(world, layout, recomputed(Way::keep, true)).sent,
-                              train_shared(world, layout, recomputed(Way::keep, false)).sent)
-                        << "nothing is recomputed";
-                  }),
-        IsEmpty());
+    on_ranks(tensor, [&](comm::World& world) {
+      const models::GptOptions shape = split_gpt();
+      const int64_t input = kSplitBatch / layout.accumulation * shape.sequence_length * shape.hidden * 4;
+      const int64_t share = input / tensor;
+      const Shared whole = train_shared(world, layout, recomputed(Way::recompute, false));
+      const Shared shared = train_shared(world, layout, recomputed(Way::recompute, true));
+      EXPECT_EQ(whole.peak - shared.peak, (shape.layers - 1) * input - shape.layers * share);
+      EXPECT_EQ(shared.sent - whole.sent, layout.accumulation * shape.layers * (tensor - 1) * share);
+      const Shared moved = train_shared(world, layout, recomputed(Way::recompute_nvme, true));
+      EXPECT_EQ(moved.moved, kSharedSteps * layout.accumulation * shape.layers * share) << "shares go to files";
+      EXPECT_EQ(train_shared(world, layout, recomputed(Way::keep, true)).sent,
+                train_shared(world, layout, recomputed(Way::keep, false)).sent)
+          << "nothing is recomputed";
+    });
   }
   fs::remove_all(files_of_shares());
 }
 
 TEST(SplitActivationsTest, InputsThatAreSharesAlreadyStayAsTheyAre) {
   const SplitLayout layout{.tensor = 2, .sequence_parallel = true};
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          const Shared whole = train_shared(world, layout, recomputed(Way::recompute, false));
-                          const Shared shared = train_shared(world, layout, recomputed(Way::recompute, true));
-                          EXPECT_FALSE(shared.shares);
-                          EXPECT_EQ(shared.numbers, whole.numbers);
-                          EXPECT_EQ(shared.peak, whole.peak);
-                          EXPECT_EQ(shared.sent, whole.sent);
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    const Shared whole = train_shared(world, layout, recomputed(Way::recompute, false));
+    const Shared shared = train_shared(world, layout, recomputed(Way::recompute, true));
+    EXPECT_FALSE(shared.shares);
+    EXPECT_EQ(shared.numbers, whole.numbers);
+    EXPECT_EQ(shared.peak, whole.peak);
+    EXPECT_EQ(shared.sent, whole.sent);
+  });
 }
 
 // What recomputation of all needs without shares leaves room for parts that are kept with them.
 TEST(SplitActivationsTest, TheChoiceKnowsShares) {
   const SplitLayout layout{.tensor = 4};
-  EXPECT_THAT(run_ranks(4,
-                        [&](comm::World& world) {
-                          const Shared whole = train_shared(world, layout, recomputed(Way::recompute, false));
-                          const Shared least = train_shared(world, layout, recomputed(Way::recompute, true));
-                          activations::Options wanted = recomputed(Way::recompute, true);
-                          wanted.policy.reset();
-                          wanted.automatic = true;
-                          wanted.nvme_path.clear();
-                          wanted.memory_budget = least.peak;
-                          const Shared chosen = train_shared(world, layout, wanted);
-                          EXPECT_EQ(chosen.numbers, whole.numbers);
-                          EXPECT_LE(chosen.peak, wanted.memory_budget);
-                          EXPECT_LT(chosen.peak, whole.peak);
-                          wanted.shares_inputs = false;
-                          EXPECT_THROW(train_shared(world, layout, wanted), Error) << "without shares nothing fits";
-                        }),
-              IsEmpty());
+  on_ranks(4, [&](comm::World& world) {
+    const Shared whole = train_shared(world, layout, recomputed(Way::recompute, false));
+    const Shared least = train_shared(world, layout, recomputed(Way::recompute, true));
+    activations::Options wanted = recomputed(Way::recompute, true);
+    wanted.policy.reset();
+    wanted.automatic = true;
+    wanted.nvme_path.clear();
+    wanted.memory_budget = least.peak;
+    const Shared chosen = train_shared(world, layout, wanted);
+    EXPECT_EQ(chosen.numbers, whole.numbers);
+    EXPECT_LE(chosen.peak, wanted.memory_budget);
+    EXPECT_LT(chosen.peak, whole.peak);
+    wanted.shares_inputs = false;
+    EXPECT_THROW(train_shared(world, layout, wanted), Error) << "without shares nothing fits";
+  });
 }
 
 TEST(SplitActivationsTest, SaysThatNothingIsRecomputed) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          std::vector<std::string> lines;
-                          trireme::log::set_level(trireme::log::Level::info);
-                          trireme::log::set_sink([&](const std::string& line) { lines.push_back(line); });
-                          const auto said = [&](std::optional<Way> policy) {
-                            lines.clear();
-                            activations::Options wanted;
-                            wanted.policy = policy;
-                            wanted.shares_inputs = true;
-                            train_shared(world, {.tensor = 2}, wanted);
-                            return std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
-                              return line.find("partition_activations has no effect: it shares inputs") !=
-                                     std::string::npos;
-                            });
-                          };
-                          EXPECT_EQ(said(std::nullopt), world.rank() == 0);
-                          EXPECT_FALSE(said(Way::recompute));
-                          trireme::log::set_sink(nullptr);
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    std::vector<std::string> lines;
+    trireme::log::set_level(trireme::log::Level::info);
+    trireme::log::set_sink([&](const std::string& line) { lines.push_back(line); });
+    const auto said = [&](std::optional<Way> policy) {
+      lines.clear();
+      activations::Options wanted;
+      wanted.policy = policy;
+      wanted.shares_inputs = true;
+      train_shared(world, {.tensor = 2}, wanted);
+      return std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
+        return line.find("partition_activations has no effect: it shares inputs") != std::string::npos;
+      });
+    };
+    EXPECT_EQ(said(std::nullopt), world.rank() == 0);
+    EXPECT_FALSE(said(Way::recompute));
+    trireme::log::set_sink(nullptr);
+  });
 }
 
 // Two ranks, and a part "Mixer" that is recomputed with shares of its inputs.
@@ -198,41 +188,36 @@ struct Mixer {
 
 // A part that begins where each rank has something of its own: shares would not fit together.
 TEST(SplitActivationsTest, InputsThatDifferAreRefused) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          Mixer mixer(world.group());
-                          mixer.loss(torch::full({16, 8}, 1.0).matmul(mixer.weight)).backward();
-                          const at::Tensor expected = torch::full({16, 8}, 4.0F).cos().sum(0);
-                          EXPECT_TRUE(torch::allclose(mixer.weight.grad()[0], expected));
-                          EXPECT_EQ(mixer.gathered, 1);
-                          try {
-                            mixer.loss(torch::full({16, 8}, 1.0 + world.rank()).matmul(mixer.weight)).backward();
-                            ADD_FAILURE() << "ranks differ";
-                          } catch (const Error& error) {
-                            EXPECT_THAT(error.what(), AllOf(HasSubstr("different inputs of Mixer"),
-                                                            HasSubstr("remove \"partition_activations\"")));
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    Mixer mixer(world.group());
+    mixer.loss(torch::full({16, 8}, 1.0).matmul(mixer.weight)).backward();
+    const at::Tensor expected = torch::full({16, 8}, 4.0F).cos().sum(0);
+    EXPECT_TRUE(torch::allclose(mixer.weight.grad()[0], expected));
+    EXPECT_EQ(mixer.gathered, 1);
+    try {
+      mixer.loss(torch::full({16, 8}, 1.0 + world.rank()).matmul(mixer.weight)).backward();
+      ADD_FAILURE() << "ranks differ";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("different inputs of Mixer"), HasSubstr("remove \"partition_activations\"")));
+    }
+  });
 }
 
 // The rest of the memory that an input lies in may differ between ranks: the header of a message from another stage,
 // say. And who wants the gradient of a leaf holds it anyway.
 TEST(SplitActivationsTest, OnlyInputsThatAreAllOfTheirMemoryAreShared) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          Mixer mixer(world.group());
-                          const at::Tensor rows =
-                              torch::cat({torch::full({1, 8}, 7.0 + world.rank()), torch::full({16, 8}, 1.0)});
-                          mixer.loss(rows.matmul(mixer.weight).narrow(0, 1, 16)).backward();
-                          EXPECT_EQ(mixer.gathered, 0);
-                          EXPECT_TRUE(torch::allclose(mixer.weight.grad()[0], torch::full({16, 8}, 4.0F).cos().sum(0)));
-                          const at::Tensor leaf = torch::full({16, 8}, 2.0).requires_grad_();
-                          mixer.loss(leaf).backward();
-                          EXPECT_EQ(mixer.gathered, 0);
-                          EXPECT_TRUE(torch::allclose(leaf.grad(), leaf.detach().cos()));
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    Mixer mixer(world.group());
+    const at::Tensor rows = torch::cat({torch::full({1, 8}, 7.0 + world.rank()), torch::full({16, 8}, 1.0)});
+    mixer.loss(rows.matmul(mixer.weight).narrow(0, 1, 16)).backward();
+    EXPECT_EQ(mixer.gathered, 0);
+    EXPECT_TRUE(torch::allclose(mixer.weight.grad()[0], torch::full({16, 8}, 4.0F).cos().sum(0)));
+    const at::Tensor leaf = torch::full({16, 8}, 2.0).requires_grad_();
+    mixer.loss(leaf).backward();
+    EXPECT_EQ(mixer.gathered, 0);
+    EXPECT_TRUE(torch::allclose(leaf.grad(), leaf.detach().cos()));
+  });
 }
 
 } // namespace

@@ -148,10 +148,9 @@ TEST(SplitBertTest, EqualsPythonPytorchForTwentySteps) {
   fs::create_directories(folder);
   ASSERT_THAT(test::run_ranks(1, [&](comm::World&) { write_for_python(folder); }),
               IsEmpty()); // a process that forks later has not used torch
-  const auto [status, output] =
-      test::run_command(concat("'" + test::source_dir() + "/.venv/bin/python' '" + test::source_dir() +
-                                   "/tests/models/reference_bert.py' curve '",
-                               folder.string(), "' ", small_bert().heads));
+  const auto [status, output] = test::run_command(
+      concat("'" + test::python() + "' '" + test::source_dir() + "/tests/models/reference_bert.py' curve '",
+             folder.string(), "' ", small_bert().heads));
   fs::remove_all(folder);
   ASSERT_EQ(status, 0) << output;
   Curve python;

@@ -22,6 +22,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -192,13 +193,11 @@ TEST(SplitExpertsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_experts_", ::getpid());
   const Curve expected = with_torch(2, kSteps);
   for (const int tensor : {1, 2}) {
-    EXPECT_THAT(run_ranks(2 * tensor,
-                          [&](comm::World& world) {
-                            ExpertRun run(world, tensor, 1);
-                            run.expect_curve(expected, 0, 3);
-                            run.made.engine->save_checkpoint(folder / std::to_string(tensor));
-                          }),
-                IsEmpty());
+    on_ranks(2 * tensor, [&](comm::World& world) {
+      ExpertRun run(world, tensor, 1);
+      run.expect_curve(expected, 0, 3);
+      run.made.engine->save_checkpoint(folder / std::to_string(tensor));
+    });
   }
   for (const int saved : {1, 2}) {
     const auto checkpoint = checkpoint::Checkpoint::open(folder / std::to_string(saved));
@@ -246,68 +245,59 @@ TEST(SplitExpertsTest, ParameterGroupsSeeNamesAndSizesOfTheWholeModel) {
 // Where a program splits a parameter among the tensor ranks by itself, its word stands.
 TEST(SplitExpertsTest, AParameterThatTheProgramSplitsAmongTensorRanks) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_own_split_", ::getpid());
-  EXPECT_THAT(
-      run_ranks(2,
-                [&](comm::World& world) {
-                  const auto model = std::make_shared<torch::nn::Module>();
-                  const at::Tensor rows = model->register_parameter("rows", torch::full({3, 2}, 1.0 + world.rank()));
-                  const at::Tensor whole = model->register_parameter("whole", torch::ones({2}));
-                  InitializeOptions options;
-                  options.config = config::read_deepspeed(JsonNode::parse(
-                      R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1000})", "test.json"));
-                  options.mesh = mesh::training_mesh(world.group(), {.tensor = 2});
-                  options.model = model;
-                  options.loss = [&](const data::Batch& batch) {
-                    return (rows.square().sum() + whole.square().sum()) * batch.input().sum();
-                  };
-                  options.placement = [&](const std::string& name, const at::Tensor&) {
-                    return name == "rows"
-                               ? bucket::Placement{.global_shape = {6, 2}, .box_offset = {3 * world.rank(), 0}}
-                               : bucket::Placement();
-                  };
-                  const auto engine = initialize(world, options).engine;
-                  EXPECT_EQ(engine->num_parameters(), 14);
-                  engine->train_batch([] { return data::Batch{{torch::ones({1})}, {}, 1}; });
-                  // 2 x: of 6 elements of 1 and 6 of 2, and of 2 of 1.
-                  EXPECT_NEAR(engine->get_global_grad_norm().value(), std::sqrt(6 * 4 + 6 * 16 + 2 * 4), 1e-5);
-                  engine->save_checkpoint(folder);
-                  EXPECT_EQ(checkpoint::Checkpoint::open(folder).entry("rows").shape, (std::vector<int64_t>{6, 2}));
-                }),
-      IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    const auto model = std::make_shared<torch::nn::Module>();
+    const at::Tensor rows = model->register_parameter("rows", torch::full({3, 2}, 1.0 + world.rank()));
+    const at::Tensor whole = model->register_parameter("whole", torch::ones({2}));
+    InitializeOptions options;
+    options.config = config::read_deepspeed(
+        JsonNode::parse(R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1000})", "test.json"));
+    options.mesh = mesh::training_mesh(world.group(), {.tensor = 2});
+    options.model = model;
+    options.loss = [&](const data::Batch& batch) {
+      return (rows.square().sum() + whole.square().sum()) * batch.input().sum();
+    };
+    options.placement = [&](const std::string& name, const at::Tensor&) {
+      return name == "rows" ? bucket::Placement{.global_shape = {6, 2}, .box_offset = {3 * world.rank(), 0}}
+                            : bucket::Placement();
+    };
+    const auto engine = initialize(world, options).engine;
+    EXPECT_EQ(engine->num_parameters(), 14);
+    engine->train_batch([] { return data::Batch{{torch::ones({1})}, {}, 1}; });
+    // 2 x: of 6 elements of 1 and 6 of 2, and of 2 of 1.
+    EXPECT_NEAR(engine->get_global_grad_norm().value(), std::sqrt(6 * 4 + 6 * 16 + 2 * 4), 1e-5);
+    engine->save_checkpoint(folder);
+    EXPECT_EQ(checkpoint::Checkpoint::open(folder).entry("rows").shape, (std::vector<int64_t>{6, 2}));
+  });
   fs::remove_all(folder);
 }
 
 TEST(SplitExpertsTest, WhatContradictsIsRefusedByName) {
-  EXPECT_THAT(
-      run_ranks(
-          4,
-          [](comm::World& world) {
-            const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) {
-              return test::error_of([&] { ExpertRun run(world, 2, 0, change); });
-            };
-            EXPECT_THAT(refusal([](auto& options) {
-                          options.placement = [](const std::string& name, const at::Tensor& parameter) {
-                            const int64_t here = parameter.size(parameter.dim() - 1);
-                            return name == "expert.up" ? bucket::Placement{.global_shape = {1, kWidth, 2 * here},
-                                                                           .box_offset = {0, 0, here}}
-                                                       : bucket::Placement();
-                          };
-                        }),
-                        testing::AllOf(HasSubstr("\"expert.up\" contradicts its layer in dim 2: this rank has 3 from "
-                                                 "offset 3 of 6, by its layer from offset 0 of 5"),
-                                       HasSubstr("boxes along other dims only")));
-            EXPECT_THAT(
-                refusal([](auto& options) { options.sequence_parallel = true; }),
+  on_ranks(4, [](comm::World& world) {
+    const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) {
+      return test::error_of([&] { ExpertRun run(world, 2, 0, change); });
+    };
+    EXPECT_THAT(refusal([](auto& options) {
+                  options.placement = [](const std::string& name, const at::Tensor& parameter) {
+                    const int64_t here = parameter.size(parameter.dim() - 1);
+                    return name == "expert.up"
+                               ? bucket::Placement{.global_shape = {1, kWidth, 2 * here}, .box_offset = {0, 0, here}}
+                               : bucket::Placement();
+                  };
+                }),
+                testing::AllOf(HasSubstr("\"expert.up\" contradicts its layer in dim 2: this rank has 3 from "
+                                         "offset 3 of 6, by its layer from offset 0 of 5"),
+                               HasSubstr("boxes along other dims only")));
+    EXPECT_THAT(refusal([](auto& options) { options.sequence_parallel = true; }),
                 testing::AllOf(HasSubstr("\"expert.scale\" has reduce_group 1, but the 2 tensor ranks have it whole"),
                                HasSubstr("switch sequence_parallel off")));
-            EXPECT_THAT(refusal([](auto& options) { // the number of a group that the engine made
-                          options.placement = [](const std::string& name, const at::Tensor&) {
-                            return bucket::Placement{.reduce_group = name == "expert.up" ? 2 : 0};
-                          };
-                        }),
-                        HasSubstr("\"expert.up\" has reduce_group 2, but there are 2 groups"));
-          }),
-      IsEmpty());
+    EXPECT_THAT(refusal([](auto& options) { // the number of a group that the engine made
+                  options.placement = [](const std::string& name, const at::Tensor&) {
+                    return bucket::Placement{.reduce_group = name == "expert.up" ? 2 : 0};
+                  };
+                }),
+                HasSubstr("\"expert.up\" has reduce_group 2, but there are 2 groups"));
+  });
 }
 
 } // namespace

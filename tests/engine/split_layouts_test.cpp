@@ -16,6 +16,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -144,24 +145,21 @@ TEST(SplitLayoutsTest, ResumedIsUninterrupted) {
   shape.dropout = 0.2; // random numbers inside and outside of what is split
   for (const bool sequence_parallel : {false, true}) {
     const Layout layout{.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = 1};
-    EXPECT_THAT(
-        run_ranks(layout.ranks(),
-                  [&](comm::World& world) {
-                    torch::manual_seed(10 + world.rank() / 2);
-                    SplitRun whole(world, layout, {.shape = shape});
-                    for (int step = 0; step < 3; ++step) {
-                      whole.step();
-                    }
-                    whole.engine().save_checkpoint(folder / (sequence_parallel ? "parts" : "whole"));
-                    const double next = whole.step();
-                    const double last = whole.step();
-                    SplitRun resumed(world, layout, {.shape = shape});
-                    torch::manual_seed(99);
-                    ASSERT_TRUE(resumed.engine().load_checkpoint(folder / (sequence_parallel ? "parts" : "whole")));
-                    EXPECT_EQ(resumed.step(), next);
-                    EXPECT_EQ(resumed.step(), last);
-                  }),
-        IsEmpty());
+    on_ranks(layout.ranks(), [&](comm::World& world) {
+      torch::manual_seed(10 + world.rank() / 2);
+      SplitRun whole(world, layout, {.shape = shape});
+      for (int step = 0; step < 3; ++step) {
+        whole.step();
+      }
+      whole.engine().save_checkpoint(folder / (sequence_parallel ? "parts" : "whole"));
+      const double next = whole.step();
+      const double last = whole.step();
+      SplitRun resumed(world, layout, {.shape = shape});
+      torch::manual_seed(99);
+      ASSERT_TRUE(resumed.engine().load_checkpoint(folder / (sequence_parallel ? "parts" : "whole")));
+      EXPECT_EQ(resumed.step(), next);
+      EXPECT_EQ(resumed.step(), last);
+    });
   }
   fs::remove_all(folder);
 }
@@ -193,44 +191,39 @@ TEST(SplitLayoutsTest, RandomStatesContinueOnTheSameMeshAndBeginAnewOnAnother) {
                                        {.data = 4},
                                        {.pipe = 2, .data = 2, .accumulation = 2},
                                        {.data = 2, .context = 2}};
-  EXPECT_THAT(run_ranks(4,
-                        [&](comm::World& world) {
-                          std::vector<at::Tensor> next;
-                          for (size_t i = 0; i < layouts.size(); ++i) {
-                            torch::manual_seed(10 + world.rank() / layouts[i].tensor);
-                            SplitRun run(world, layouts[i]);
-                            run.step();
-                            run.engine().save_checkpoint(folder / std::to_string(i));
-                            next.push_back(draws(world));
-                          }
-                          for (size_t j = 0; j < layouts.size(); ++j) {
-                            SplitRun run(world, layouts[j]);
-                            for (size_t i = 0; i < layouts.size(); ++i) {
-                              const std::string what =
-                                  concat("saved by ", layouts[i].describe(), ", loaded by ", layouts[j].describe());
-                              torch::manual_seed(99);
-                              ASSERT_TRUE(run.engine().load_checkpoint(folder / std::to_string(i)));
-                              const at::Tensor drawn = draws(world);
-                              EXPECT_EQ(drawn.equal(next[i]), i == j) << what;
-                              expect_one_stream_for_each_replica(drawn, layouts[j], what);
-                              ASSERT_TRUE(run.engine().load_checkpoint(folder / std::to_string(i)));
-                              EXPECT_TRUE(draws(world).equal(drawn)) << "reproducible, " << what;
-                            }
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(4, [&](comm::World& world) {
+    std::vector<at::Tensor> next;
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      torch::manual_seed(10 + world.rank() / layouts[i].tensor);
+      SplitRun run(world, layouts[i]);
+      run.step();
+      run.engine().save_checkpoint(folder / std::to_string(i));
+      next.push_back(draws(world));
+    }
+    for (size_t j = 0; j < layouts.size(); ++j) {
+      SplitRun run(world, layouts[j]);
+      for (size_t i = 0; i < layouts.size(); ++i) {
+        const std::string what = concat("saved by ", layouts[i].describe(), ", loaded by ", layouts[j].describe());
+        torch::manual_seed(99);
+        ASSERT_TRUE(run.engine().load_checkpoint(folder / std::to_string(i)));
+        const at::Tensor drawn = draws(world);
+        EXPECT_EQ(drawn.equal(next[i]), i == j) << what;
+        expect_one_stream_for_each_replica(drawn, layouts[j], what);
+        ASSERT_TRUE(run.engine().load_checkpoint(folder / std::to_string(i)));
+        EXPECT_TRUE(draws(world).equal(drawn)) << "reproducible, " << what;
+      }
+    }
+  });
   // Of a version that did not say the mesh.
   const fs::path old = folder / "0" / "global_step1";
   checkpoint::Manifest manifest = checkpoint::Manifest::read(old);
   manifest.state.erase("mesh");
   std::ofstream(old / "manifest.json") << manifest.to_text();
-  EXPECT_THAT(run_ranks(4,
-                        [&](comm::World& world) {
-                          SplitRun run(world, layouts[2]);
-                          ASSERT_TRUE(run.engine().load_checkpoint(folder / "0"));
-                          expect_one_stream_for_each_replica(draws(world), layouts[2], "a checkpoint without a mesh");
-                        }),
-              IsEmpty());
+  on_ranks(4, [&](comm::World& world) {
+    SplitRun run(world, layouts[2]);
+    ASSERT_TRUE(run.engine().load_checkpoint(folder / "0"));
+    expect_one_stream_for_each_replica(draws(world), layouts[2], "a checkpoint without a mesh");
+  });
   fs::remove_all(folder);
 }
 
@@ -295,43 +288,38 @@ TEST(SplitLayoutsTest, LowPrecisionAndRecomputation) {
           << name << ", sequence parallelism " << sequence_parallel;
     }
   }
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          const std::vector<double> losses = plain_losses(kBatch, 6, 1.0, nullptr, split_gpt());
-                          SplitRun run(world, {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2},
-                                       {.options = [](InitializeOptions& options) {
-                                         options.config.pipeline.activation_checkpoint_interval = 1;
-                                       }});
-                          for (const double loss : losses) {
-                            EXPECT_NEAR(run.step(), loss, 1e-5 * loss);
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    const std::vector<double> losses = plain_losses(kBatch, 6, 1.0, nullptr, split_gpt());
+    SplitRun run(
+        world, {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2},
+        {.options = [](InitializeOptions& options) { options.config.pipeline.activation_checkpoint_interval = 1; }});
+    for (const double loss : losses) {
+      EXPECT_NEAR(run.step(), loss, 1e-5 * loss);
+    }
+  });
 }
 
 TEST(SplitLayoutsTest, BytesOnTheTensorAxisAreThoseOfTheFormula) {
   for (const bool sequence_parallel : {false, true}) {
-    EXPECT_THAT(run_ranks(4,
-                          [&](comm::World& world) {
-                            const models::GptOptions shape = split_gpt();
-                            SplitRun run(world, {.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel});
-                            run.step();
-                            const int64_t before = run.engine().bytes_sent_by_axes().at("tensor");
-                            run.step();
-                            const int64_t sent = run.engine().bytes_sent_by_axes().at("tensor") - before;
-                            const int64_t rows = kBatch / 2 * shape.sequence_length;
-                            const int64_t P = rows * shape.hidden * 4;
-                            // An all-reduce of P sends 2P(N-1)/N, gathers and reduce-scatters P(N-1)/N. Four sums a
-                            // block, one for the embedding, one for the head; where the sequence is split a layer by
-                            // columns gathers its input once more.
-                            const int64_t sums = 4 * shape.layers + 2;
-                            const int64_t again = sequence_parallel ? 2 * shape.layers + 1 : 0;
-                            const int64_t activations = sums * P + again * (P / 2);
-                            const int64_t losses = rows * 2 * 4; // two numbers a row to each other rank
-                            const int64_t agreement = 5 * 8;     // loss and gradient norm
-                            EXPECT_EQ(sent, activations + losses + agreement);
-                          }),
-                IsEmpty());
+    on_ranks(4, [&](comm::World& world) {
+      const models::GptOptions shape = split_gpt();
+      SplitRun run(world, {.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel});
+      run.step();
+      const int64_t before = run.engine().bytes_sent_by_axes().at("tensor");
+      run.step();
+      const int64_t sent = run.engine().bytes_sent_by_axes().at("tensor") - before;
+      const int64_t rows = kBatch / 2 * shape.sequence_length;
+      const int64_t P = rows * shape.hidden * 4;
+      // An all-reduce of P sends 2P(N-1)/N, gathers and reduce-scatters P(N-1)/N. Four sums a
+      // block, one for the embedding, one for the head; where the sequence is split a layer by
+      // columns gathers its input once more.
+      const int64_t sums = 4 * shape.layers + 2;
+      const int64_t again = sequence_parallel ? 2 * shape.layers + 1 : 0;
+      const int64_t activations = sums * P + again * (P / 2);
+      const int64_t losses = rows * 2 * 4; // two numbers a row to each other rank
+      const int64_t agreement = 5 * 8;     // loss and gradient norm
+      EXPECT_EQ(sent, activations + losses + agreement);
+    });
   }
 }
 
@@ -347,9 +335,8 @@ TEST(SplitLayoutsTest, TheWholeModelIsCounted) {
   }
   for (const Layout& layout : {Layout{.tensor = 2}, Layout{.data = 2, .tensor = 2, .sequence_parallel = true},
                                Layout{.pipe = 2, .tensor = 2, .accumulation = 2}}) {
-    EXPECT_THAT(run_ranks(layout.ranks(),
-                          [&](comm::World& world) { EXPECT_EQ(count(world, layout), expected) << layout.describe(); }),
-                IsEmpty());
+    on_ranks(layout.ranks(),
+             [&](comm::World& world) { EXPECT_EQ(count(world, layout), expected) << layout.describe(); });
   }
 }
 
@@ -379,67 +366,61 @@ TEST(SplitLayoutsTest, EvaluationAndLogitsAreThoseOfOneProcess) {
 
 // Gradients of one forward and backward as the engine averages them: over the context ranks.
 TEST(SplitLayoutsTest, IgnoredTargetsAndLossesOfOnesOwnCountEveryTokenOnce) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const std::vector<int64_t> indices = {3, 4};
-                          const data::Batch batch = Counting().get(indices);
-                          const at::Tensor targets = batch.target().clone();
-                          targets.slice(1, 5).fill_(-100); // not the same number on both ranks
-                          models::ModelRanks ranks;
-                          ranks.context = world.group();
-                          const auto own = [&](models::Gpt& gpt) {
-                            return at::cross_entropy_loss(gpt->forward(batch.input()).flatten(0, 1), targets.flatten());
-                          };
-                          for (const bool of_the_model : {true, false}) {
-                            models::Gpt whole(split_gpt());
-                            models::Gpt mine(split_gpt(), ranks);
-                            const at::Tensor expected = of_the_model ? whole->loss(batch.input(), targets) : own(whole);
-                            const at::Tensor loss = of_the_model ? mine->loss(batch.input(), targets) : own(mine);
-                            expected.backward();
-                            loss.backward();
-                            at::Tensor mean = loss.detach().clone().reshape({1});
-                            at::Tensor grad = mine->transformer->ln_f->weight.grad().clone();
-                            world.group().all_reduce(mean).wait();
-                            world.group().all_reduce(grad).wait();
-                            EXPECT_NEAR(mean.item<double>() / 2, expected.item<double>(), 1e-5);
-                            EXPECT_TRUE((grad / 2).allclose(whole->transformer->ln_f->weight.grad(), 1e-4, 1e-6))
-                                << "loss of the model: " << of_the_model;
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const std::vector<int64_t> indices = {3, 4};
+    const data::Batch batch = Counting().get(indices);
+    const at::Tensor targets = batch.target().clone();
+    targets.slice(1, 5).fill_(-100); // not the same number on both ranks
+    models::ModelRanks ranks;
+    ranks.context = world.group();
+    const auto own = [&](models::Gpt& gpt) {
+      return at::cross_entropy_loss(gpt->forward(batch.input()).flatten(0, 1), targets.flatten());
+    };
+    for (const bool of_the_model : {true, false}) {
+      models::Gpt whole(split_gpt());
+      models::Gpt mine(split_gpt(), ranks);
+      const at::Tensor expected = of_the_model ? whole->loss(batch.input(), targets) : own(whole);
+      const at::Tensor loss = of_the_model ? mine->loss(batch.input(), targets) : own(mine);
+      expected.backward();
+      loss.backward();
+      at::Tensor mean = loss.detach().clone().reshape({1});
+      at::Tensor grad = mine->transformer->ln_f->weight.grad().clone();
+      world.group().all_reduce(mean).wait();
+      world.group().all_reduce(grad).wait();
+      EXPECT_NEAR(mean.item<double>() / 2, expected.item<double>(), 1e-5);
+      EXPECT_TRUE((grad / 2).allclose(whole->transformer->ln_f->weight.grad(), 1e-4, 1e-6))
+          << "loss of the model: " << of_the_model;
+    }
+  });
 }
 
 TEST(SplitLayoutsTest, WhatDoesNotFitIsRefused) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [](comm::World& world) {
-                  const auto refused = [&](const auto& f, const char* what) {
-                    EXPECT_THAT(f, testing::ThrowsMessage<InputError>(HasSubstr(what)));
-                  };
-                  models::GptOptions three = split_gpt();
-                  three.heads = 1;
-                  refused([&] { SplitRun(world, {.tensor = 2}, {.shape = three}); },
-                          "the 2 tensor-parallel ranks must divide the 1 heads");
-                  models::GptOptions odd = split_gpt();
-                  odd.sequence_length = 8;
-                  refused(
-                      [&] {
-                        SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [&](InitializeOptions& options) {
-                                                          options.mesh =
-                                                              mesh::training_mesh(world.group(), {.pipe = 2});
-                                                        }});
-                      },
-                      "InitializeOptions::mesh has 2 pipeline stages and the model 1");
-                  refused(
-                      [&] {
-                        SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [](InitializeOptions& options) {
-                                                          options.config.optimizer =
-                                                              optim::OptimizerOptions{.rule = optim::LambOptions{}};
-                                                        }});
-                      },
-                      "lamb needs the norm of the full parameter");
-                }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const auto refused = [&](const auto& f, const char* what) {
+      EXPECT_THAT(f, testing::ThrowsMessage<InputError>(HasSubstr(what)));
+    };
+    models::GptOptions three = split_gpt();
+    three.heads = 1;
+    refused([&] { SplitRun(world, {.tensor = 2}, {.shape = three}); },
+            "the 2 tensor-parallel ranks must divide the 1 heads");
+    models::GptOptions odd = split_gpt();
+    odd.sequence_length = 8;
+    refused(
+        [&] {
+          SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [&](InitializeOptions& options) {
+                                            options.mesh = mesh::training_mesh(world.group(), {.pipe = 2});
+                                          }});
+        },
+        "InitializeOptions::mesh has 2 pipeline stages and the model 1");
+    refused(
+        [&] {
+          SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [](InitializeOptions& options) {
+                                            options.config.optimizer =
+                                                optim::OptimizerOptions{.rule = optim::LambOptions{}};
+                                          }});
+        },
+        "lamb needs the norm of the full parameter");
+  });
 }
 
 } // namespace

@@ -10,6 +10,7 @@
 namespace trireme::engine {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -66,18 +67,15 @@ TEST(OrdinarySplit, EqualsOneProcessWithReplicasAtEveryZeroStage) {
 }
 
 TEST(OrdinarySplit, NamesARuleThatMatchesNothing) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto build = [](const SplitLayout& layout, InitializeOptions& options) {
-                            ordinary_build(layout, options);
-                            options.config.tensor_parallel.rules.push_back(
-                                {tensor::SplitRule::Kind::row, ".*attention\\.outt$"});
-                          };
-                          EXPECT_THAT([&] { SplitRun(world, {.tensor = 2}, build); },
-                                      ThrowsMessage<InputError>(AllOf(HasSubstr("no parameter of the model matches"),
-                                                                      HasSubstr("block.attention.out"))));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const auto build = [](const SplitLayout& layout, InitializeOptions& options) {
+      ordinary_build(layout, options);
+      options.config.tensor_parallel.rules.push_back({tensor::SplitRule::Kind::row, ".*attention\\.outt$"});
+    };
+    EXPECT_THAT([&] { SplitRun(world, {.tensor = 2}, build); },
+                ThrowsMessage<InputError>(
+                    AllOf(HasSubstr("no parameter of the model matches"), HasSubstr("block.attention.out"))));
+  });
 }
 
 /// Its activation has one number for all features, of which each rank sees a part.
@@ -96,27 +94,22 @@ struct ScaledImpl : torch::nn::Module {
 TORCH_MODULE(Scaled);
 
 TEST(OrdinarySplit, WholeParametersOnSplitFeaturesAreFound) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [](comm::World& world) {
-                  torch::manual_seed(5);
-                  Scaled model;
-                  SplitRun run(world, {.tensor = 2}, [&](const SplitLayout& layout, InitializeOptions& options) {
-                    ordinary_build(layout, options);
-                    options.model = model.ptr();
-                    options.loss = [model](const data::Batch& batch) mutable {
-                      return model->forward(batch.input()).square().mean();
-                    };
-                    options.config.tensor_parallel.rules = {{.kind = tensor::SplitRule::Kind::column, .pattern = "fc1"},
-                                                            {.kind = tensor::SplitRule::Kind::row, .pattern = "fc2"}};
-                  });
-                  const at::Tensor x =
-                      torch::sin(torch::arange(kSplitBatch * 8).to(torch::kFloat32)).reshape({kSplitBatch, 8});
-                  EXPECT_THAT(
-                      [&] { run.engine().train_batch([&] { return data::Batch{{x}, {x}, kSplitBatch}; }); },
-                      ThrowsMessage<InputError>(HasSubstr("the gradients of act.weight, which is not split, differ")));
-                }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    torch::manual_seed(5);
+    Scaled model;
+    SplitRun run(world, {.tensor = 2}, [&](const SplitLayout& layout, InitializeOptions& options) {
+      ordinary_build(layout, options);
+      options.model = model.ptr();
+      options.loss = [model](const data::Batch& batch) mutable {
+        return model->forward(batch.input()).square().mean();
+      };
+      options.config.tensor_parallel.rules = {{.kind = tensor::SplitRule::Kind::column, .pattern = "fc1"},
+                                              {.kind = tensor::SplitRule::Kind::row, .pattern = "fc2"}};
+    });
+    const at::Tensor x = torch::sin(torch::arange(kSplitBatch * 8).to(torch::kFloat32)).reshape({kSplitBatch, 8});
+    EXPECT_THAT([&] { run.engine().train_batch([&] { return data::Batch{{x}, {x}, kSplitBatch}; }); },
+                ThrowsMessage<InputError>(HasSubstr("the gradients of act.weight, which is not split, differ")));
+  });
 }
 
 } // namespace

@@ -12,6 +12,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 using Kind = pipeline::ScheduleKind;
@@ -261,31 +262,29 @@ TEST(SplitZeroTest, TensorRanksKeepTheSameSmallParameters) {
 // gather them ahead, but not beside the larger. What is gathered when changes no bit of a loss.
 TEST(SplitZeroTest, TensorRanksGatherAndKeepTheSameUnits) {
   const SplitLayout layout{.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 2};
-  EXPECT_THAT(run_ranks(layout.ranks(),
-                        [&](comm::World& world) {
-                          const auto losses_of = [&](std::optional<int64_t> ahead, std::optional<int64_t> live) {
-                            SplitChanges changes;
-                            changes.shape.hidden = 64;
-                            changes.options = [&](InitializeOptions& options) {
-                              options.config.zero.prefetch_elements = ahead;
-                              options.config.zero.max_live_elements = live;
-                            };
-                            SplitRun run(world, layout, changes);
-                            std::vector<double> losses;
-                            for (int step = 0; step < 3; ++step) {
-                              losses.push_back(run.step());
-                            }
-                            return losses;
-                          };
-                          const std::vector<double> expected = losses_of(0, 0);
-                          for (const int64_t elements : {26'176, 26'688, 51'360, 51'872}) {
-                            EXPECT_EQ(losses_of(elements, std::nullopt), expected) << "ahead " << elements;
-                          }
-                          for (const int64_t elements : {51'360, 76'544, 101'728}) {
-                            EXPECT_EQ(losses_of(std::nullopt, elements), expected) << "live " << elements;
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(layout.ranks(), [&](comm::World& world) {
+    const auto losses_of = [&](std::optional<int64_t> ahead, std::optional<int64_t> live) {
+      SplitChanges changes;
+      changes.shape.hidden = 64;
+      changes.options = [&](InitializeOptions& options) {
+        options.config.zero.prefetch_elements = ahead;
+        options.config.zero.max_live_elements = live;
+      };
+      SplitRun run(world, layout, changes);
+      std::vector<double> losses;
+      for (int step = 0; step < 3; ++step) {
+        losses.push_back(run.step());
+      }
+      return losses;
+    };
+    const std::vector<double> expected = losses_of(0, 0);
+    for (const int64_t elements : {26'176, 26'688, 51'360, 51'872}) {
+      EXPECT_EQ(losses_of(elements, std::nullopt), expected) << "ahead " << elements;
+    }
+    for (const int64_t elements : {51'360, 76'544, 101'728}) {
+      EXPECT_EQ(losses_of(std::nullopt, elements), expected) << "live " << elements;
+    }
+  });
 }
 
 } // namespace

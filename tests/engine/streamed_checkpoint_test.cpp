@@ -23,6 +23,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -182,32 +183,30 @@ TEST(StreamedCheckpointTest, WhatTheDiskHasChangedIsNotSaved) {
       fs::remove_all(folder);
       GTEST_SKIP() << test::XfsDisk::kNeeds;
     }
-    EXPECT_THAT(run_ranks(1,
-                          [&](comm::World& world) {
-                            const auto traffic = std::make_shared<offload::Traffic>();
-                            const auto rank_folder = offload::RankFolder::open(folder / "nvme", 0);
-                            const MakeStore files = [&] {
-                              return std::make_unique<offload::DiskStore>(
-                                  rank_folder, offload::DiskOptions{.kind = "optimizer states", .buffers = 3}, traffic);
-                            };
-                            StreamedRun run(world, 1, precision::Type::bf16, files, 256);
-                            run.train(2);
-                            run.made.engine->save_checkpoint(folder / "saved");
-                            run.train(1);
-                            damage_files(folder / "nvme");
-                            std::string error = "saved";
-                            try {
-                              run.made.engine->save_checkpoint(folder / "saved");
-                            } catch (const Error& refusal) {
-                              error = refusal.what();
-                            }
-                            EXPECT_THAT(error, testing::AllOf(testing::StartsWith("[offload] "),
-                                                              testing::HasSubstr("the disk has changed bucket "),
-                                                              testing::HasSubstr("load the last checkpoint")));
-                            EXPECT_EQ(checkpoint::Checkpoint::open(folder / "saved").step(), 2);
-                            EXPECT_FALSE(fs::exists(folder / "saved" / "global_step3"));
-                          }),
-                IsEmpty());
+    on_ranks(1, [&](comm::World& world) {
+      const auto traffic = std::make_shared<offload::Traffic>();
+      const auto rank_folder = offload::RankFolder::open(folder / "nvme", 0);
+      const MakeStore files = [&] {
+        return std::make_unique<offload::DiskStore>(
+            rank_folder, offload::DiskOptions{.kind = "optimizer states", .buffers = 3}, traffic);
+      };
+      StreamedRun run(world, 1, precision::Type::bf16, files, 256);
+      run.train(2);
+      run.made.engine->save_checkpoint(folder / "saved");
+      run.train(1);
+      damage_files(folder / "nvme");
+      std::string error = "saved";
+      try {
+        run.made.engine->save_checkpoint(folder / "saved");
+      } catch (const Error& refusal) {
+        error = refusal.what();
+      }
+      EXPECT_THAT(error,
+                  testing::AllOf(testing::StartsWith("[offload] "), testing::HasSubstr("the disk has changed bucket "),
+                                 testing::HasSubstr("load the last checkpoint")));
+      EXPECT_EQ(checkpoint::Checkpoint::open(folder / "saved").step(), 2);
+      EXPECT_FALSE(fs::exists(folder / "saved" / "global_step3"));
+    });
   }
   fs::remove_all(folder);
 }
@@ -228,27 +227,24 @@ TEST(StreamedCheckpointTest, AStoreThatFailsEndsTheSaveOnEveryRank) {
    private:
     const bool& fails_;
   };
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          bool fails = false;
-                          StreamedRun run(world, 1, precision::Type::bf16,
-                                          [&] { return std::make_unique<Fails>(fails); });
-                          run.train(1);
-                          run.made.engine->save_checkpoint(folder);
-                          run.train(1);
-                          fails = world.rank() == 1;
-                          try {
-                            run.made.engine->save_checkpoint(folder);
-                            ADD_FAILURE() << "saved";
-                          } catch (const Error& error) {
-                            EXPECT_THAT(error.what(), testing::StartsWith("[store] rank 1: the disk is gone"));
-                          }
-                          EXPECT_EQ(checkpoint::Checkpoint::open(folder).step(), 1);
-                          fails = false;
-                          run.made.engine->save_checkpoint(folder);
-                          EXPECT_EQ(checkpoint::Checkpoint::open(folder).step(), 2);
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    bool fails = false;
+    StreamedRun run(world, 1, precision::Type::bf16, [&] { return std::make_unique<Fails>(fails); });
+    run.train(1);
+    run.made.engine->save_checkpoint(folder);
+    run.train(1);
+    fails = world.rank() == 1;
+    try {
+      run.made.engine->save_checkpoint(folder);
+      ADD_FAILURE() << "saved";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), testing::StartsWith("[store] rank 1: the disk is gone"));
+    }
+    EXPECT_EQ(checkpoint::Checkpoint::open(folder).step(), 1);
+    fails = false;
+    run.made.engine->save_checkpoint(folder);
+    EXPECT_EQ(checkpoint::Checkpoint::open(folder).step(), 2);
+  });
   fs::remove_all(folder);
 }
 
@@ -259,14 +255,12 @@ TEST(StreamedCheckpointTest, KilledAtRandomMomentsWhatWasSavedGoesOnAsIfNot) {
   constexpr int kSteps = 8;
   int pipe_ends[2];
   ASSERT_EQ(::pipe(pipe_ends), 0);
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          StreamedRun run(world, 1, precision::Type::bf16, nullptr);
-                          const std::vector<double> losses = run.train(kSteps);
-                          EXPECT_EQ(::write(pipe_ends[1], losses.data(), kSteps * sizeof(double)),
-                                    static_cast<ssize_t>(kSteps * sizeof(double)));
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    StreamedRun run(world, 1, precision::Type::bf16, nullptr);
+    const std::vector<double> losses = run.train(kSteps);
+    EXPECT_EQ(::write(pipe_ends[1], losses.data(), kSteps * sizeof(double)),
+              static_cast<ssize_t>(kSteps * sizeof(double)));
+  });
   std::vector<double> expected(kSteps);
   ASSERT_EQ(::read(pipe_ends[0], expected.data(), kSteps * sizeof(double)),
             static_cast<ssize_t>(kSteps * sizeof(double)));

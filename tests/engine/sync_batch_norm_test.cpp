@@ -13,8 +13,8 @@ namespace trireme::engine {
 namespace {
 
 namespace nn = torch::nn;
+using test::on_ranks;
 using test::run_ranks;
-using testing::IsEmpty;
 
 constexpr int kMicroBatches = 3; // of a step
 constexpr int kNormSteps = 6;
@@ -152,7 +152,7 @@ void train_and_compare(comm::World& world, const NormCase& one) {
 }
 
 TEST_P(SyncBatchNormTest, EqualsOneProcess) {
-  EXPECT_THAT(run_ranks(GetParam().ranks, [](comm::World& world) { train_and_compare(world, GetParam()); }), IsEmpty());
+  on_ranks(GetParam().ranks, [](comm::World& world) { train_and_compare(world, GetParam()); });
 }
 
 using pipeline::ScheduleKind;
@@ -172,34 +172,32 @@ INSTANTIATE_TEST_SUITE_P(
 
 // The statistics' bytes are the data axis's, and an evaluation sends none.
 TEST(SyncBatchNormTrafficTest, CountsAsTheDataAxis) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto sent = [&](bool sync) {
-                            nn::Sequential net = make_net();
-                            InitializeOptions options;
-                            options.model = net.ptr();
-                            options.loss = [net](const data::Batch& batch) mutable {
-                              return loss_of(net->forward(batch.input()), batch.target());
-                            };
-                            options.config = small_config(2 * kRows, 1);
-                            options.config.data_parallel.sync_batch_norm = sync;
-                            const auto engine = initialize(world, options).engine;
-                            const at::Tensor x = inputs_of(0, world.rank());
-                            const data::Batch batch{{x}, {x.sum(1, true)}, kRows};
-                            const int64_t start = engine->bytes_sent_by_axes().at("data");
-                            engine->train_batch([&] { return batch; });
-                            const int64_t trained = engine->bytes_sent_by_axes().at("data");
-                            engine->eval_batch(batch);
-                            return std::pair(trained - start, engine->bytes_sent_by_axes().at("data") - trained);
-                          };
-                          const auto [step, evaluation] = sent(true);
-                          const auto [plain_step, plain_evaluation] = sent(false);
-                          const int64_t channels = 8 + 8 + 6;
-                          EXPECT_EQ(step - plain_step, 4 * (2 * channels + 3) + 4 * 2 * channels)
-                              << "an all-gather forward, an all-reduce backward";
-                          EXPECT_EQ(evaluation, plain_evaluation);
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const auto sent = [&](bool sync) {
+      nn::Sequential net = make_net();
+      InitializeOptions options;
+      options.model = net.ptr();
+      options.loss = [net](const data::Batch& batch) mutable {
+        return loss_of(net->forward(batch.input()), batch.target());
+      };
+      options.config = small_config(2 * kRows, 1);
+      options.config.data_parallel.sync_batch_norm = sync;
+      const auto engine = initialize(world, options).engine;
+      const at::Tensor x = inputs_of(0, world.rank());
+      const data::Batch batch{{x}, {x.sum(1, true)}, kRows};
+      const int64_t start = engine->bytes_sent_by_axes().at("data");
+      engine->train_batch([&] { return batch; });
+      const int64_t trained = engine->bytes_sent_by_axes().at("data");
+      engine->eval_batch(batch);
+      return std::pair(trained - start, engine->bytes_sent_by_axes().at("data") - trained);
+    };
+    const auto [step, evaluation] = sent(true);
+    const auto [plain_step, plain_evaluation] = sent(false);
+    const int64_t channels = 8 + 8 + 6;
+    EXPECT_EQ(step - plain_step, 4 * (2 * channels + 3) + 4 * 2 * channels)
+        << "an all-gather forward, an all-reduce backward";
+    EXPECT_EQ(evaluation, plain_evaluation);
+  });
 }
 
 } // namespace

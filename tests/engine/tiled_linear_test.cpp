@@ -24,6 +24,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -294,48 +295,42 @@ TEST(TiledLinearEngineTest, InitBuildsTheSameModel) {
 /// Layers of a list are sharded with their tiles at first, and gathered without them later.
 TEST(TiledLinearEngineTest, LayersOfAListHaveTiles) {
   for (const int ranks : {1, 2}) {
-    EXPECT_THAT(run_ranks(ranks,
-                          [&](comm::World& world) {
-                            const auto run_list = [&](bool tiled, int stage, int64_t interval) {
-                              torch::manual_seed(8);
-                              pipeline::PipelineOptions layers;
-                              layers.activation_checkpoint_interval = interval;
-                              InitializeOptions options;
-                              const TiledKind kind{tiled, 2};
-                              options.pipeline = std::make_shared<pipeline::PipelineModule>(
-                                  pipeline::LayerList{pipeline::LayerSpec<torch::nn::Embedding>(31, kTiledWidth),
-                                                      pipeline::LayerSpec<TiledBlock>(kind),
-                                                      pipeline::LayerSpec<TiledBlock>(kind),
-                                                      pipeline::LayerSpec<torch::nn::Linear>(kTiledWidth, 31)},
-                                  models::token_loss, layers);
-                              options.config = tiled_config(stage, 2);
-                              options.training_data = std::make_shared<Counting>();
-                              options.shuffle = false;
-                              const auto made = initialize(world, options);
-                              std::vector<double> losses;
-                              for (int step = 0; step < 6; ++step) {
-                                losses.push_back(made.engine->train_batch().item<double>());
-                              }
-                              return losses;
-                            };
-                            const std::vector<double> expected = run_list(false, 0, 0);
-                            EXPECT_THAT(run_list(true, 3, 0), testing::Pointwise(testing::DoubleNear(1e-5), expected));
-                            EXPECT_THAT(run_list(true, 3, 1), testing::Pointwise(testing::DoubleNear(1e-5), expected));
-                          }),
-                IsEmpty());
+    on_ranks(ranks, [&](comm::World& world) {
+      const auto run_list = [&](bool tiled, int stage, int64_t interval) {
+        torch::manual_seed(8);
+        pipeline::PipelineOptions layers;
+        layers.activation_checkpoint_interval = interval;
+        InitializeOptions options;
+        const TiledKind kind{tiled, 2};
+        options.pipeline = std::make_shared<pipeline::PipelineModule>(
+            pipeline::LayerList{pipeline::LayerSpec<torch::nn::Embedding>(31, kTiledWidth),
+                                pipeline::LayerSpec<TiledBlock>(kind), pipeline::LayerSpec<TiledBlock>(kind),
+                                pipeline::LayerSpec<torch::nn::Linear>(kTiledWidth, 31)},
+            models::token_loss, layers);
+        options.config = tiled_config(stage, 2);
+        options.training_data = std::make_shared<Counting>();
+        options.shuffle = false;
+        const auto made = initialize(world, options);
+        std::vector<double> losses;
+        for (int step = 0; step < 6; ++step) {
+          losses.push_back(made.engine->train_batch().item<double>());
+        }
+        return losses;
+      };
+      const std::vector<double> expected = run_list(false, 0, 0);
+      EXPECT_THAT(run_list(true, 3, 0), testing::Pointwise(testing::DoubleNear(1e-5), expected));
+      EXPECT_THAT(run_list(true, 3, 1), testing::Pointwise(testing::DoubleNear(1e-5), expected));
+    });
   }
 }
 
 TEST(TiledLinearEngineTest, AnOptimizerThatNeedsTheNormOfTheWholeIsRefused) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          config::EngineConfig config = tiled_config(0);
-                          config.optimizer->rule = optim::LambOptions{};
-                          EXPECT_THAT(test::error_of([&] { TiledRun run(world, TiledKind{}, config); }),
-                                      testing::AllOf(testing::HasSubstr("tile_0_0.weight"),
-                                                     testing::HasSubstr("split into tiles")));
-                        }),
-              IsEmpty());
+  on_ranks(1, [](comm::World& world) {
+    config::EngineConfig config = tiled_config(0);
+    config.optimizer->rule = optim::LambOptions{};
+    EXPECT_THAT(test::error_of([&] { TiledRun run(world, TiledKind{}, config); }),
+                testing::AllOf(testing::HasSubstr("tile_0_0.weight"), testing::HasSubstr("split into tiles")));
+  });
 }
 
 TEST(TiledLinearEngineTest, CheckpointsFitOtherTilesAndNone) {

@@ -20,6 +20,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -48,20 +49,17 @@ class ZeroEqualsOneProcess : public testing::TestWithParam<ZeroCase> {};
 
 TEST_P(ZeroEqualsOneProcess, ForTwentySteps) {
   const ZeroCase c = GetParam();
-  EXPECT_THAT(run_ranks(c.ranks,
-                        [c](comm::World& world) {
-                          SmallRun run(world, zero_config(c.stage, c.accumulation, c.clipping));
-                          run.engine().want_grad_norm(true);
-                          std::vector<double> norms;
-                          const std::vector<double> expected = plain_losses(kZeroBatch, 20, c.clipping, &norms);
-                          for (int step = 0; step < 20; ++step) {
-                            const double loss = run.engine().train_batch().item<double>();
-                            EXPECT_NEAR(loss, expected[step], 1e-6 * expected[step]) << "step " << step;
-                            EXPECT_NEAR(*run.engine().get_global_grad_norm(), norms[step], 2e-5 * norms[step])
-                                << "step " << step;
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(c.ranks, [c](comm::World& world) {
+    SmallRun run(world, zero_config(c.stage, c.accumulation, c.clipping));
+    run.engine().want_grad_norm(true);
+    std::vector<double> norms;
+    const std::vector<double> expected = plain_losses(kZeroBatch, 20, c.clipping, &norms);
+    for (int step = 0; step < 20; ++step) {
+      const double loss = run.engine().train_batch().item<double>();
+      EXPECT_NEAR(loss, expected[step], 1e-6 * expected[step]) << "step " << step;
+      EXPECT_NEAR(*run.engine().get_global_grad_norm(), norms[step], 2e-5 * norms[step]) << "step " << step;
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsOneProcess, testing::ValuesIn(zero_cases()), [](const auto& info) {
@@ -119,27 +117,23 @@ class ZeroEqualsStageZero : public testing::TestWithParam<std::tuple<int, int>> 
 TEST_P(ZeroEqualsStageZero, BitForBit) {
   const auto [stage, ranks] = GetParam();
   for (const double clipping : {0.0, 0.5}) {
-    EXPECT_THAT(run_ranks(ranks,
-                          [stage = stage, clipping](comm::World& world) {
-                            ASSERT_STREQ(world.group().backend(), "shm");
-                            OddRun plain(world, zero_config(0, 1, clipping));
-                            OddRun sharded(world, zero_config(stage, 1, clipping));
-                            for (int step = 0; step < 12; ++step) {
-                              EXPECT_EQ(plain.step(step, world.rank()), sharded.step(step, world.rank()))
-                                  << "step " << step;
-                              if (clipping > 0) {
-                                const double norm = *plain.made.engine->get_global_grad_norm();
-                                EXPECT_NEAR(*sharded.made.engine->get_global_grad_norm(), norm, 1e-12 * norm)
-                                    << "step " << step;
-                              }
-                            }
-                            const auto a = plain.model->named_parameters();
-                            const auto whole = sharded.made.engine->gather_parameters(sharded.model->parameters());
-                            for (const auto& item : sharded.model->named_parameters()) {
-                              EXPECT_TRUE(item.value().equal(a[item.key()])) << item.key();
-                            }
-                          }),
-                IsEmpty());
+    on_ranks(ranks, [stage = stage, clipping](comm::World& world) {
+      ASSERT_STREQ(world.group().backend(), "shm");
+      OddRun plain(world, zero_config(0, 1, clipping));
+      OddRun sharded(world, zero_config(stage, 1, clipping));
+      for (int step = 0; step < 12; ++step) {
+        EXPECT_EQ(plain.step(step, world.rank()), sharded.step(step, world.rank())) << "step " << step;
+        if (clipping > 0) {
+          const double norm = *plain.made.engine->get_global_grad_norm();
+          EXPECT_NEAR(*sharded.made.engine->get_global_grad_norm(), norm, 1e-12 * norm) << "step " << step;
+        }
+      }
+      const auto a = plain.model->named_parameters();
+      const auto whole = sharded.made.engine->gather_parameters(sharded.model->parameters());
+      for (const auto& item : sharded.model->named_parameters()) {
+        EXPECT_TRUE(item.value().equal(a[item.key()])) << item.key();
+      }
+    });
   }
 }
 
@@ -151,64 +145,53 @@ INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsStageZero, testing::Combine(testing::Val
 /// Under zero::Init no rank has more than its shards and one module, and whatever follows is as without it.
 TEST(ZeroTest, InitBuildsTheSameModel) {
   for (const int stage : {0, 2, 3}) {
-    EXPECT_THAT(run_ranks(3,
-                          [stage](comm::World& world) {
-                            config::EngineConfig config = zero_config(stage);
-                            SmallRun plain(world, config);
-                            std::optional<zero::Init> init(std::in_place, world);
-                            models::Gpt model(small_gpt());
-                            EXPECT_FALSE(device::has_memory(model->transformer->h[0]->parameters()[0]));
-                            init.reset();
-                            InitializeOptions options;
-                            options.model = model.ptr();
-                            options.loss = [model](const data::Batch& batch) mutable {
-                              return model->loss(batch.input(), batch.target());
-                            };
-                            options.config = config;
-                            options.training_data = std::make_shared<Counting>();
-                            options.shuffle = false;
-                            const auto early = initialize(world, options);
-                            for (int step = 0; step < 5; ++step) {
-                              EXPECT_EQ(plain.engine().train_batch().item<double>(),
-                                        early.engine->train_batch().item<double>());
-                            }
-                          }),
-                IsEmpty());
+    on_ranks(3, [stage](comm::World& world) {
+      config::EngineConfig config = zero_config(stage);
+      SmallRun plain(world, config);
+      std::optional<zero::Init> init(std::in_place, world);
+      models::Gpt model(small_gpt());
+      EXPECT_FALSE(device::has_memory(model->transformer->h[0]->parameters()[0]));
+      init.reset();
+      InitializeOptions options;
+      options.model = model.ptr();
+      options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+      options.config = config;
+      options.training_data = std::make_shared<Counting>();
+      options.shuffle = false;
+      const auto early = initialize(world, options);
+      for (int step = 0; step < 5; ++step) {
+        EXPECT_EQ(plain.engine().train_batch().item<double>(), early.engine->train_batch().item<double>());
+      }
+    });
   }
 }
 
 TEST(ZeroTest, RanksWithAnotherSeedTakeRankZerosValues) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          torch::manual_seed(world.rank());
-                          const zero::Init init(world);
-                          const zero::Sharded<torch::nn::Linear> linear(8, 8);
-                          torch::manual_seed(0);
-                          const torch::nn::Linear of_rank_0(8, 8);
-                          const torch::NoGradGuard no_grad;
-                          const at::Tensor x = torch::ones({2, 8});
-                          EXPECT_TRUE(zero::Sharded<torch::nn::Linear>(linear)->forward(x).equal(
-                              torch::nn::Linear(of_rank_0)->forward(x)));
-                          EXPECT_THROW(const zero::Init another(world), Error);
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    torch::manual_seed(world.rank());
+    const zero::Init init(world);
+    const zero::Sharded<torch::nn::Linear> linear(8, 8);
+    torch::manual_seed(0);
+    const torch::nn::Linear of_rank_0(8, 8);
+    const torch::NoGradGuard no_grad;
+    const at::Tensor x = torch::ones({2, 8});
+    EXPECT_TRUE(zero::Sharded<torch::nn::Linear>(linear)->forward(x).equal(torch::nn::Linear(of_rank_0)->forward(x)));
+    EXPECT_THROW(const zero::Init another(world), Error);
+  });
 }
 
 TEST(ZeroTest, EvaluationAndAccumulationMixAtStageThree) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          SmallRun plain(world, zero_config(0, 2));
-                          SmallRun sharded(world, zero_config(3, 2));
-                          for (int step = 0; step < 4; ++step) {
-                            EXPECT_NEAR(plain.engine().train_batch().item<double>(),
-                                        sharded.engine().train_batch().item<double>(), 1e-6);
-                            const data::Batch batch = plain.made.loader->next();
-                            sharded.made.loader->next();
-                            EXPECT_NEAR(plain.engine().eval_batch(batch).item<double>(),
-                                        sharded.engine().eval_batch(batch).item<double>(), 1e-6);
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    SmallRun plain(world, zero_config(0, 2));
+    SmallRun sharded(world, zero_config(3, 2));
+    for (int step = 0; step < 4; ++step) {
+      EXPECT_NEAR(plain.engine().train_batch().item<double>(), sharded.engine().train_batch().item<double>(), 1e-6);
+      const data::Batch batch = plain.made.loader->next();
+      sharded.made.loader->next();
+      EXPECT_NEAR(plain.engine().eval_batch(batch).item<double>(), sharded.engine().eval_batch(batch).item<double>(),
+                  1e-6);
+    }
+  });
 }
 
 /// An embedding with rows of length one.
@@ -232,60 +215,54 @@ struct UnitRowsModelImpl : torch::nn::Module {
 TORCH_MODULE(UnitRowsModel);
 
 TEST(ZeroTest, AnEmbeddingOfAComputedWeightIsThereForItsBackward) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto losses_at = [&](int stage) {
-                            torch::manual_seed(1);
-                            UnitRowsModel model;
-                            InitializeOptions options;
-                            options.model = model.ptr();
-                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch); };
-                            options.config = zero_config(stage);
-                            options.config.zero.prefetch_elements = 0;
-                            options.training_data = std::make_shared<Counting>();
-                            options.shuffle = false;
-                            const auto made = initialize(world, options);
-                            std::vector<double> losses;
-                            for (int step = 0; step < 4; ++step) {
-                              losses.push_back(made.engine->train_batch().item<double>());
-                            }
-                            return losses;
-                          };
-                          EXPECT_THAT(losses_at(3), testing::Pointwise(testing::DoubleNear(1e-6), losses_at(2)));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const auto losses_at = [&](int stage) {
+      torch::manual_seed(1);
+      UnitRowsModel model;
+      InitializeOptions options;
+      options.model = model.ptr();
+      options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch); };
+      options.config = zero_config(stage);
+      options.config.zero.prefetch_elements = 0;
+      options.training_data = std::make_shared<Counting>();
+      options.shuffle = false;
+      const auto made = initialize(world, options);
+      std::vector<double> losses;
+      for (int step = 0; step < 4; ++step) {
+        losses.push_back(made.engine->train_batch().item<double>());
+      }
+      return losses;
+    };
+    EXPECT_THAT(losses_at(3), testing::Pointwise(testing::DoubleNear(1e-6), losses_at(2)));
+  });
 }
 
 /// A model that is a list of layers: each layer is a unit, also when it is recomputed.
 TEST(ZeroTest, LayersOfAListAreUnits) {
   for (const int64_t interval : {0, 1, 2}) {
-    EXPECT_THAT(
-        run_ranks(2,
-                  [interval](comm::World& world) {
-                    config::EngineConfig config = zero_config(3, 2);
-                    pipeline::PipelineOptions layers;
-                    layers.activation_checkpoint_interval = interval;
-                    InitializeOptions options;
-                    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()),
-                                                                                  models::token_loss, layers);
-                    options.config = config;
-                    options.training_data = std::make_shared<Counting>();
-                    options.shuffle = false;
-                    const auto made = initialize(world, options);
-                    const std::vector<double> expected = plain_losses(kZeroBatch, 8, 1.0);
-                    for (int step = 0; step < 8; ++step) {
-                      EXPECT_NEAR(made.engine->train_batch().item<double>(), expected[step], 1e-6 * expected[step])
-                          << "step " << step;
-                      EXPECT_FALSE(device::has_memory(
-                          options.pipeline->named_parameters()["transformer.h.0.attn.c_attn.weight"]));
-                    }
-                    data::SamplerOptions split;
-                    split.rank = world.rank();
-                    split.replicas = 2;
-                    data::DataLoader loader(options.training_data, data::DistributedSampler(192, split), 6);
-                    EXPECT_GT(made.engine->evaluate(loader), 0);
-                  }),
-        IsEmpty());
+    on_ranks(2, [interval](comm::World& world) {
+      config::EngineConfig config = zero_config(3, 2);
+      pipeline::PipelineOptions layers;
+      layers.activation_checkpoint_interval = interval;
+      InitializeOptions options;
+      options.pipeline =
+          std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, layers);
+      options.config = config;
+      options.training_data = std::make_shared<Counting>();
+      options.shuffle = false;
+      const auto made = initialize(world, options);
+      const std::vector<double> expected = plain_losses(kZeroBatch, 8, 1.0);
+      for (int step = 0; step < 8; ++step) {
+        EXPECT_NEAR(made.engine->train_batch().item<double>(), expected[step], 1e-6 * expected[step])
+            << "step " << step;
+        EXPECT_FALSE(device::has_memory(options.pipeline->named_parameters()["transformer.h.0.attn.c_attn.weight"]));
+      }
+      data::SamplerOptions split;
+      split.rank = world.rank();
+      split.replicas = 2;
+      data::DataLoader loader(options.training_data, data::DistributedSampler(192, split), 6);
+      EXPECT_GT(made.engine->evaluate(loader), 0);
+    });
   }
 }
 
@@ -293,103 +270,91 @@ TEST(ZeroTest, LayersOfAListAreUnits) {
 /// all-gather.
 TEST(ZeroTest, SendsWhatTheFormulaSays) {
   for (const int stage : {1, 2}) {
-    EXPECT_THAT(run_ranks(4,
-                          [stage](comm::World& world) {
-                            SmallRun run(world, zero_config(stage, 1, 0));
-                            run.engine().train_batch();
-                            const int64_t before = run.engine().bytes_sent();
-                            run.engine().train_batch();
-                            const double sent = static_cast<double>(run.engine().bytes_sent() - before);
-                            const double formula = 2.0 * 4 * static_cast<double>(run.engine().num_parameters()) * 3 / 4;
-                            EXPECT_GE(sent, formula);
-                            // Padding to whole cache lines for each rank, and the loss.
-                            EXPECT_LE(sent, formula * 1.12) << "padding of small buckets";
-                          }),
-                IsEmpty());
+    on_ranks(4, [stage](comm::World& world) {
+      SmallRun run(world, zero_config(stage, 1, 0));
+      run.engine().train_batch();
+      const int64_t before = run.engine().bytes_sent();
+      run.engine().train_batch();
+      const double sent = static_cast<double>(run.engine().bytes_sent() - before);
+      const double formula = 2.0 * 4 * static_cast<double>(run.engine().num_parameters()) * 3 / 4;
+      EXPECT_GE(sent, formula);
+      // Padding to whole cache lines for each rank, and the loss.
+      EXPECT_LE(sent, formula * 1.12) << "padding of small buckets";
+    });
   }
 }
 
 /// 3P(N-1)/N at stage 3: parameters once for the forward, once for the backward, gradients once. The tied embedding is
 /// gathered for itself and for the head, where it stays for the head's backward; its own backward does not read it.
 TEST(ZeroTest, StageThreeSendsWhatTheFormulaSays) {
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          config::EngineConfig config = zero_config(3, 1, 0);
-                          config.zero.prefetch_elements = 0;
-                          config.zero.param_persistence_threshold = 0;
-                          SmallRun run(world, config);
-                          run.engine().train_batch();
-                          const int64_t before = run.engine().bytes_sent();
-                          run.engine().train_batch();
-                          const double sent = static_cast<double>(run.engine().bytes_sent() - before);
-                          const double norm = 2 * 16; // ln_f belongs to no unit: its parameters are gathered once
-                          const double all = static_cast<double>(run.engine().num_parameters());
-                          const double formula = (3 * all - norm) * 4 * 3 / 4;
-                          EXPECT_GE(sent, formula);
-                          EXPECT_LE(sent, formula * 1.12) << "padding of small buckets";
-                          SmallRun ahead(world, zero_config(3, 1, 0));
-                          ahead.engine().train_batch();
-                          ahead.engine().train_batch();
-                          const int64_t start = ahead.engine().bytes_sent();
-                          ahead.engine().train_batch();
-                          EXPECT_LE(ahead.engine().bytes_sent() - start, static_cast<int64_t>(sent))
-                              << "gathering ahead costs nothing";
-                        }),
-              IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    config::EngineConfig config = zero_config(3, 1, 0);
+    config.zero.prefetch_elements = 0;
+    config.zero.param_persistence_threshold = 0;
+    SmallRun run(world, config);
+    run.engine().train_batch();
+    const int64_t before = run.engine().bytes_sent();
+    run.engine().train_batch();
+    const double sent = static_cast<double>(run.engine().bytes_sent() - before);
+    const double norm = 2 * 16; // ln_f belongs to no unit: its parameters are gathered once
+    const double all = static_cast<double>(run.engine().num_parameters());
+    const double formula = (3 * all - norm) * 4 * 3 / 4;
+    EXPECT_GE(sent, formula);
+    EXPECT_LE(sent, formula * 1.12) << "padding of small buckets";
+    SmallRun ahead(world, zero_config(3, 1, 0));
+    ahead.engine().train_batch();
+    ahead.engine().train_batch();
+    const int64_t start = ahead.engine().bytes_sent();
+    ahead.engine().train_batch();
+    EXPECT_LE(ahead.engine().bytes_sent() - start, static_cast<int64_t>(sent)) << "gathering ahead costs nothing";
+  });
 }
 
 TEST(ZeroTest, EachRankHoldsItsShareOfTheStates) {
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          SmallRun run(world, zero_config(1));
-                          run.engine().train_batch();
-                          int64_t mine = 0;
-                          run.made.optimizer->for_each_state(
-                              [&](const std::string& state, const bucket::TensorInfo&, int64_t,
-                                  const at::Tensor& values) { mine += state == "exp_avg" ? values.numel() : 0; });
-                          at::Tensor all = torch::tensor({mine});
-                          world.group().all_reduce(all).wait();
-                          EXPECT_EQ(all.item<int64_t>(), run.engine().num_parameters());
-                          EXPECT_LT(mine, run.engine().num_parameters() * 3 / 10);
-                        }),
-              IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    SmallRun run(world, zero_config(1));
+    run.engine().train_batch();
+    int64_t mine = 0;
+    run.made.optimizer->for_each_state(
+        [&](const std::string& state, const bucket::TensorInfo&, int64_t, const at::Tensor& values) {
+          mine += state == "exp_avg" ? values.numel() : 0;
+        });
+    at::Tensor all = torch::tensor({mine});
+    world.group().all_reduce(all).wait();
+    EXPECT_EQ(all.item<int64_t>(), run.engine().num_parameters());
+    EXPECT_LT(mine, run.engine().num_parameters() * 3 / 10);
+  });
 }
 
 TEST(ZeroTest, AnAlgorithmForWholeBucketsIsRefused) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          config::EngineConfig config = zero_config(1);
-                          config.data_parallel.algorithm = parallel::DataParallelOptions::Algorithm::halving_doubling;
-                          EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }),
-                                      testing::HasSubstr(
-                                          "gradient_allreduce_algorithm \"halving-doubling\" with ZeRO stage 1"));
-                          config.zero.stage = 0;
-                          config.averaging.every = 2;
-                          EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }),
-                                      testing::HasSubstr("with parameter_averaging"));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    config::EngineConfig config = zero_config(1);
+    config.data_parallel.algorithm = parallel::DataParallelOptions::Algorithm::halving_doubling;
+    EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }),
+                testing::HasSubstr("gradient_allreduce_algorithm \"halving-doubling\" with ZeRO stage 1"));
+    config.zero.stage = 0;
+    config.averaging.every = 2;
+    EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }), testing::HasSubstr("with parameter_averaging"));
+  });
 }
 
 TEST(ZeroTest, AStepWithoutAFiniteGradientIsSkippedOnAllRanks) {
   for (const int stage : {1, 2, 3}) {
-    EXPECT_THAT(run_ranks(3,
-                          [stage](comm::World& world) {
-                            SmallRun run(world, zero_config(stage));
-                            run.engine().train_batch();
-                            const auto first = [&] {
-                              const auto whole = run.engine().gather_parameters(run.model->parameters());
-                              return run.model->parameters()[0].detach().clone();
-                            };
-                            const at::Tensor before = first();
-                            const at::Tensor loss = run.engine().forward(run.made.loader->next());
-                            run.engine().backward(world.rank() == 1 ? loss * NAN : loss);
-                            run.engine().step();
-                            EXPECT_EQ(run.engine().skipped_steps(), 1);
-                            EXPECT_TRUE(first().equal(before));
-                            EXPECT_TRUE(std::isfinite(run.engine().train_batch().item<double>()));
-                          }),
-                IsEmpty());
+    on_ranks(3, [stage](comm::World& world) {
+      SmallRun run(world, zero_config(stage));
+      run.engine().train_batch();
+      const auto first = [&] {
+        const auto whole = run.engine().gather_parameters(run.model->parameters());
+        return run.model->parameters()[0].detach().clone();
+      };
+      const at::Tensor before = first();
+      const at::Tensor loss = run.engine().forward(run.made.loader->next());
+      run.engine().backward(world.rank() == 1 ? loss * NAN : loss);
+      run.engine().step();
+      EXPECT_EQ(run.engine().skipped_steps(), 1);
+      EXPECT_TRUE(first().equal(before));
+      EXPECT_TRUE(std::isfinite(run.engine().train_batch().item<double>()));
+    });
   }
 }
 
@@ -398,15 +363,13 @@ TEST(ZeroTest, CheckpointsFitEveryStage) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_zero_", ::getpid());
   constexpr int kSaved = 4;
   for (const auto& [stage, ranks] : {std::pair{1, 3}, std::pair{2, 4}, std::pair{0, 2}, std::pair{3, 3}}) {
-    EXPECT_THAT(run_ranks(ranks,
-                          [&, stage = stage](comm::World& world) {
-                            SmallRun run(world, zero_config(stage));
-                            for (int step = 0; step < kSaved; ++step) {
-                              run.engine().train_batch();
-                            }
-                            run.engine().save_checkpoint(folder / "run");
-                          }),
-                IsEmpty());
+    on_ranks(ranks, [&, stage = stage](comm::World& world) {
+      SmallRun run(world, zero_config(stage));
+      for (int step = 0; step < kSaved; ++step) {
+        run.engine().train_batch();
+      }
+      run.engine().save_checkpoint(folder / "run");
+    });
     for (const auto& [other, others] : {std::pair{0, 1}, std::pair{1, 2}, std::pair{2, 3}, std::pair{3, 2}}) {
       EXPECT_THAT(
           run_ranks(others,
@@ -429,23 +392,19 @@ TEST(ZeroTest, CheckpointsFitEveryStage) {
 TEST(ZeroTest, ResumedIsUninterruptedBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_zero_bits_", ::getpid());
   for (const int stage : {1, 2, 3}) {
-    EXPECT_THAT(
-        run_ranks(
-            3,
-            [&, stage](comm::World& world) {
-              SmallRun whole(world, zero_config(stage, 2));
-              for (int step = 0; step < 4; ++step) {
-                whole.engine().train_batch();
-              }
-              whole.engine().save_checkpoint(folder / concat(stage));
-              SmallRun second(world, zero_config(stage, 2));
-              ASSERT_TRUE(second.engine().load_checkpoint(folder / concat(stage)));
-              for (int step = 4; step < 9; ++step) {
-                EXPECT_EQ(whole.engine().train_batch().item<double>(), second.engine().train_batch().item<double>())
-                    << "step " << step;
-              }
-            }),
-        IsEmpty());
+    on_ranks(3, [&, stage](comm::World& world) {
+      SmallRun whole(world, zero_config(stage, 2));
+      for (int step = 0; step < 4; ++step) {
+        whole.engine().train_batch();
+      }
+      whole.engine().save_checkpoint(folder / concat(stage));
+      SmallRun second(world, zero_config(stage, 2));
+      ASSERT_TRUE(second.engine().load_checkpoint(folder / concat(stage)));
+      for (int step = 4; step < 9; ++step) {
+        EXPECT_EQ(whole.engine().train_batch().item<double>(), second.engine().train_batch().item<double>())
+            << "step " << step;
+      }
+    });
   }
   fs::remove_all(folder);
 }

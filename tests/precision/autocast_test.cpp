@@ -176,9 +176,9 @@ void expect_equal(const checkpoint::Safetensors& expected, GptImpl& gpt, const a
 TEST(AutocastTest, AGptIsPythonsBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_autocast_", ::getpid());
   fs::create_directories(folder);
-  const std::string command = concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() +
-                                         "/tests/precision/reference_autocast.py\" ",
-                                     folder.string());
+  const std::string command =
+      concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/precision/reference_autocast.py\" ",
+             folder.string());
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   for (const auto& [type, file] :
        {std::pair(Type::bf16, "bf16.safetensors"), std::pair(Type::fp16, "fp16.safetensors")}) {

@@ -13,6 +13,7 @@
 namespace trireme::precision {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -89,30 +90,28 @@ struct Model {
 };
 
 TEST(OverflowReportTest, TheWatchNamesRankAndLayerWhereItBegan) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          Model model;
-                          OverflowWatch watch(model.named());
-                          const bool guilty = world.rank() == 1;
-                          model
-                              .loss([&](at::Tensor& x) {
-                                if (guilty) {
-                                  x.register_hook([](const at::Tensor& grad) { return grad * kNan; });
-                                }
-                              })
-                              .backward();
-                          for (auto& [name, parameter] : model.named()) { // the reduction brings it to all
-                            world.group().all_reduce(parameter.mutable_grad()).wait();
-                          }
-                          const std::string text = watch.report(world.group());
-                          EXPECT_THAT(text, HasSubstr("not finite, in the order of backward: rank 1: layer1."));
-                          EXPECT_THAT(text, HasSubstr("layer1.weight (16 NaN of 16)"));
-                          EXPECT_THAT(text, HasSubstr("the backward of that layer made the NaN or Inf"));
-                          EXPECT_THAT(text, Not(HasSubstr("rank 0")));
-                          EXPECT_THAT(text, Not(HasSubstr("layer2")));
-                          EXPECT_EQ(watch.report(world.group()), "") << "it has been told";
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    Model model;
+    OverflowWatch watch(model.named());
+    const bool guilty = world.rank() == 1;
+    model
+        .loss([&](at::Tensor& x) {
+          if (guilty) {
+            x.register_hook([](const at::Tensor& grad) { return grad * kNan; });
+          }
+        })
+        .backward();
+    for (auto& [name, parameter] : model.named()) { // the reduction brings it to all
+      world.group().all_reduce(parameter.mutable_grad()).wait();
+    }
+    const std::string text = watch.report(world.group());
+    EXPECT_THAT(text, HasSubstr("not finite, in the order of backward: rank 1: layer1."));
+    EXPECT_THAT(text, HasSubstr("layer1.weight (16 NaN of 16)"));
+    EXPECT_THAT(text, HasSubstr("the backward of that layer made the NaN or Inf"));
+    EXPECT_THAT(text, Not(HasSubstr("rank 0")));
+    EXPECT_THAT(text, Not(HasSubstr("layer2")));
+    EXPECT_EQ(watch.report(world.group()), "") << "it has been told";
+  });
 }
 
 TEST(OverflowReportTest, TheWatchTellsABadLossFromBadWeights) {

@@ -15,7 +15,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::string kPython = test::source_dir() + "/.venv/bin/python";
+const std::string kPython = test::python();
 const std::string kManifests = test::source_dir() + "/examples/kubernetes/";
 
 std::string why_no_packages() {

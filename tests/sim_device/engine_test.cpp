@@ -21,6 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using precision::Type;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -47,13 +48,12 @@ class SimDeviceRanksTest : public testing::TestWithParam<std::tuple<Case, int, c
 
 TEST_P(SimDeviceRanksTest, IsEqualToTheCpu) {
   const auto& [one, ranks, backend] = GetParam();
-  EXPECT_THAT(run_ranks(ranks,
-                        [&, &one = one, wanted = backend](comm::World& world) {
-                          ASSERT_STREQ(world.group().backend(), wanted);
-                          compare(world, one);
-                        },
-                        {.backend = backend}),
-              IsEmpty());
+  on_ranks(ranks,
+           [&, &one = one, wanted = backend](comm::World& world) {
+             ASSERT_STREQ(world.group().backend(), wanted);
+             compare(world, one);
+           },
+           {.backend = backend});
 }
 
 std::string name_of(const testing::TestParamInfo<std::tuple<Case, int, const char*>>& info) {
@@ -267,162 +267,140 @@ TEST_F(SimDeviceParts, RandomStateOfTheDeviceIsResumed) {
 }
 
 TEST_F(SimDeviceParts, EvaluationLogitsAndTheClientsOwnLoop) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [&](comm::World& world) {
-                  start();
-                  const Case one{.name = ""};
-                  const auto cpu = initialize(world, options_of(one, at::kCPU)).engine;
-                  const auto device = initialize(world, options_of(one, sim::device())).engine;
-                  const data::Batch batch = Counting().get(std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
-                  EXPECT_EQ(device->eval_batch(batch).item<double>(), cpu->eval_batch(batch).item<double>());
-                  for (int step = 0; step < 4; ++step) {
-                    for (Engine* engine : {cpu.get(), device.get()}) {
-                      engine->backward(engine->forward(batch));
-                      engine->step();
-                    }
-                  }
-                  EXPECT_EQ(device->loss(), cpu->loss());
-                  data::DataLoader on_cpu(std::make_shared<Counting>(),
-                                          data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
-                  data::DataLoader on_device(std::make_shared<Counting>(),
-                                             data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
-                  sim::reset_host_synchronisations();
-                  EXPECT_EQ(device->evaluate(on_device), cpu->evaluate(on_cpu));
-                  EXPECT_LE(sim::host_synchronisations(), 1)
-                      << testing::PrintToString(sim::host_synchronisation_names());
-                  EXPECT_THAT(sim::problems(), IsEmpty());
-                }),
-      IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    start();
+    const Case one{.name = ""};
+    const auto cpu = initialize(world, options_of(one, at::kCPU)).engine;
+    const auto device = initialize(world, options_of(one, sim::device())).engine;
+    const data::Batch batch = Counting().get(std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+    EXPECT_EQ(device->eval_batch(batch).item<double>(), cpu->eval_batch(batch).item<double>());
+    for (int step = 0; step < 4; ++step) {
+      for (Engine* engine : {cpu.get(), device.get()}) {
+        engine->backward(engine->forward(batch));
+        engine->step();
+      }
+    }
+    EXPECT_EQ(device->loss(), cpu->loss());
+    data::DataLoader on_cpu(std::make_shared<Counting>(),
+                            data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
+    data::DataLoader on_device(std::make_shared<Counting>(),
+                               data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
+    sim::reset_host_synchronisations();
+    EXPECT_EQ(device->evaluate(on_device), cpu->evaluate(on_cpu));
+    EXPECT_LE(sim::host_synchronisations(), 1) << testing::PrintToString(sim::host_synchronisation_names());
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 // BatchNorm's buffers are on the device and broadcast there.
 TEST_F(SimDeviceParts, ModuleBuffers) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          start();
-                          const auto run = [&](at::Device on) {
-                            torch::manual_seed(3);
-                            torch::nn::Sequential model(torch::nn::Linear(8, 6), torch::nn::BatchNorm1d(6),
-                                                        torch::nn::Linear(6, 31));
-                            InitializeOptions options;
-                            options.device = on;
-                            options.config = small_config(48, 2);
-                            options.model = model.ptr();
-                            options.loss = [model](const data::Batch& batch) mutable {
-                              return at::cross_entropy_loss(model->forward(batch.input().to(at::kFloat)),
-                                                            batch.target().select(1, 0));
-                            };
-                            options.training_data = std::make_shared<Counting>();
-                            const auto engine = initialize(world, options).engine;
-                            Seen seen = train(*engine);
-                            for (const at::Tensor& buffer : engine->module().buffers()) {
-                              seen.weights.push_back(buffer.cpu());
-                            }
-                            return seen;
-                          };
-                          expect_same(run(sim::device()), run(at::kCPU));
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    start();
+    const auto run = [&](at::Device on) {
+      torch::manual_seed(3);
+      torch::nn::Sequential model(torch::nn::Linear(8, 6), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 31));
+      InitializeOptions options;
+      options.device = on;
+      options.config = small_config(48, 2);
+      options.model = model.ptr();
+      options.loss = [model](const data::Batch& batch) mutable {
+        return at::cross_entropy_loss(model->forward(batch.input().to(at::kFloat)), batch.target().select(1, 0));
+      };
+      options.training_data = std::make_shared<Counting>();
+      const auto engine = initialize(world, options).engine;
+      Seen seen = train(*engine);
+      for (const at::Tensor& buffer : engine->module().buffers()) {
+        seen.weights.push_back(buffer.cpu());
+      }
+      return seen;
+    };
+    expect_same(run(sim::device()), run(at::kCPU));
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 TEST_F(SimDeviceParts, GeneratedText) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World&) {
-                          start();
-                          models::Gpt model(small_gpt());
-                          const generate::SampleOptions options{
-                              .tokens = 12, .temperature = 0.8, .top_k = 5, .seed = 4};
-                          const auto expected = generate::sample(model.ptr(), {1, 2, 3}, options);
-                          model->to(at::kCPU);
-                          device::move(*model, sim::device());
-                          EXPECT_EQ(generate::sample(model.ptr(), {1, 2, 3}, options), expected);
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World&) {
+    start();
+    models::Gpt model(small_gpt());
+    const generate::SampleOptions options{.tokens = 12, .temperature = 0.8, .top_k = 5, .seed = 4};
+    const auto expected = generate::sample(model.ptr(), {1, 2, 3}, options);
+    model->to(at::kCPU);
+    device::move(*model, sim::device());
+    EXPECT_EQ(generate::sample(model.ptr(), {1, 2, 3}, options), expected);
+  });
 }
 
 TEST_F(SimDeviceParts, RanksOnDifferentKindsOfDeviceAreRefused) {
-  EXPECT_THAT(
-      run_ranks(
-          2,
-          [&](comm::World& world) {
-            start();
-            try {
-              initialize(world, options_of({.name = ""}, world.rank() == 0 ? at::Device(at::kCPU) : sim::device()));
-              ADD_FAILURE() << "made";
-            } catch (const InputError& error) {
-              EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 and rank 0 differ in the kind of device"));
-            }
-            try { // one rank's number is wrong, both are told
-              initialize(world,
-                         options_of({.name = ""}, world.rank() == 0 ? at::Device(c10::kPrivateUse1) : sim::device(3)));
-              ADD_FAILURE() << "made";
-            } catch (const Error& error) {
-              EXPECT_THAT(
-                  error.what(),
+  on_ranks(2, [&](comm::World& world) {
+    start();
+    try {
+      initialize(world, options_of({.name = ""}, world.rank() == 0 ? at::Device(at::kCPU) : sim::device()));
+      ADD_FAILURE() << "made";
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 and rank 0 differ in the kind of device"));
+    }
+    try { // one rank's number is wrong, both are told
+      initialize(world, options_of({.name = ""}, world.rank() == 0 ? at::Device(c10::kPrivateUse1) : sim::device(3)));
+      ADD_FAILURE() << "made";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(),
                   testing::HasSubstr("rank 1: InitializeOptions::device is sim:3, but libtorch sees 1 of that kind"));
-            }
-            EXPECT_EQ(initialize(world, options_of({.name = ""}, at::Device(c10::kPrivateUse1))).engine->device(),
-                      sim::device())
-                << "with its number";
-          }),
-      IsEmpty());
+    }
+    EXPECT_EQ(initialize(world, options_of({.name = ""}, at::Device(c10::kPrivateUse1))).engine->device(),
+              sim::device())
+        << "with its number";
+  });
 }
 
 // Losses are near those of the CPU with autocast or without it, so the types are looked at.
 TEST_F(SimDeviceParts, AutocastLowersActivationsOnTheDevice) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          start();
-                          for (const at::Device device : {at::Device(at::kCPU), sim::device()}) {
-                            for (const bool autocast : {true, false}) {
-                              InitializeOptions options = options_of({.name = "", .autocast = autocast}, device);
-                              models::Gpt model(small_gpt());
-                              std::vector<at::ScalarType> types;
-                              options.model = model.ptr();
-                              options.loss = [&, model](const data::Batch& batch) mutable {
-                                const at::Tensor logits = model->forward(batch.input());
-                                types.push_back(logits.scalar_type());
-                                EXPECT_EQ(logits.device(), device);
-                                return models::token_loss({logits}, {batch.target()});
-                              };
-                              const auto engine = initialize(world, options).engine;
-                              engine->train_batch();
-                              EXPECT_THAT(types, testing::AllOf(testing::SizeIs(2),
-                                                                testing::Each(autocast ? at::kBFloat16 : at::kFloat)))
-                                  << device;
-                              EXPECT_EQ(engine->module().parameters().front().scalar_type(), at::kFloat);
-                            }
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    start();
+    for (const at::Device device : {at::Device(at::kCPU), sim::device()}) {
+      for (const bool autocast : {true, false}) {
+        InitializeOptions options = options_of({.name = "", .autocast = autocast}, device);
+        models::Gpt model(small_gpt());
+        std::vector<at::ScalarType> types;
+        options.model = model.ptr();
+        options.loss = [&, model](const data::Batch& batch) mutable {
+          const at::Tensor logits = model->forward(batch.input());
+          types.push_back(logits.scalar_type());
+          EXPECT_EQ(logits.device(), device);
+          return models::token_loss({logits}, {batch.target()});
+        };
+        const auto engine = initialize(world, options).engine;
+        engine->train_batch();
+        EXPECT_THAT(types, testing::AllOf(testing::SizeIs(2), testing::Each(autocast ? at::kBFloat16 : at::kFloat)))
+            << device;
+        EXPECT_EQ(engine->module().parameters().front().scalar_type(), at::kFloat);
+      }
+    }
+  });
 }
 
 // A loss that is not finite on one rank: both skip the step, without another wait.
 TEST_F(SimDeviceParts, AStepThatIsNotFiniteIsSkipped) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          start();
-                          models::Gpt model(small_gpt());
-                          int calls = 0;
-                          InitializeOptions options;
-                          options.device = sim::device();
-                          options.config = small_config(48, 1);
-                          options.model = model.ptr();
-                          options.loss = [&, model](const data::Batch& batch) mutable {
-                            const double factor = ++calls == 2 && world.rank() == 1 ? NAN : 1;
-                            return model->loss(batch.input(), batch.target()) * factor;
-                          };
-                          options.training_data = std::make_shared<Counting>();
-                          const auto engine = initialize(world, options).engine;
-                          for (int i = 0; i < 3; ++i) {
-                            step(*engine, [&] { engine->train_batch(); });
-                            EXPECT_EQ(engine->skipped_steps(), i == 0 ? 0 : 1);
-                          }
-                          EXPECT_TRUE(std::isfinite(engine->loss()));
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    start();
+    models::Gpt model(small_gpt());
+    int calls = 0;
+    InitializeOptions options;
+    options.device = sim::device();
+    options.config = small_config(48, 1);
+    options.model = model.ptr();
+    options.loss = [&, model](const data::Batch& batch) mutable {
+      const double factor = ++calls == 2 && world.rank() == 1 ? NAN : 1;
+      return model->loss(batch.input(), batch.target()) * factor;
+    };
+    options.training_data = std::make_shared<Counting>();
+    const auto engine = initialize(world, options).engine;
+    for (int i = 0; i < 3; ++i) {
+      step(*engine, [&] { engine->train_batch(); });
+      EXPECT_EQ(engine->skipped_steps(), i == 0 ? 0 : 1);
+    }
+    EXPECT_TRUE(std::isfinite(engine->loss()));
+  });
 }
 
 } // namespace

@@ -21,6 +21,7 @@ namespace trireme::engine {
 namespace {
 
 using precision::Type;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -311,28 +312,23 @@ TEST(SimDeviceFeatures, BatchNormOverRanks) {
 
 // After three skipped steps each gradient is read, on every rank.
 TEST(SimDeviceFeatures, TheSourceOfNanIsFound) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [](comm::World& world) {
-                  start();
-                  const InitializeOptions options =
-                      options_of({.name = "", .zero_stage = 1, .type = Type::bf16}, sim::device());
-                  const auto engine = engine_of(world, options);
-                  const at::Tensor bad = options.model->named_parameters()["transformer.h.1.ln_2.bias"];
-                  bad.register_hook([&world](const at::Tensor& grad) { return world.rank() == 1 ? grad * NAN : grad; });
-                  try {
-                    for (int i = 0; i < 30; ++i) {
-                      engine->train_batch();
-                    }
-                    ADD_FAILURE() << "went on for ever";
-                  } catch (const Error& error) {
-                    EXPECT_THAT(error.what(),
-                                testing::AllOf(testing::HasSubstr("20 steps in a row"), testing::HasSubstr("rank 1"),
+  on_ranks(2, [](comm::World& world) {
+    start();
+    const InitializeOptions options = options_of({.name = "", .zero_stage = 1, .type = Type::bf16}, sim::device());
+    const auto engine = engine_of(world, options);
+    const at::Tensor bad = options.model->named_parameters()["transformer.h.1.ln_2.bias"];
+    bad.register_hook([&world](const at::Tensor& grad) { return world.rank() == 1 ? grad * NAN : grad; });
+    try {
+      for (int i = 0; i < 30; ++i) {
+        engine->train_batch();
+      }
+      ADD_FAILURE() << "went on for ever";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("20 steps in a row"), testing::HasSubstr("rank 1"),
                                                testing::HasSubstr("transformer.h.1.ln_2.bias")));
-                  }
-                  EXPECT_THAT(sim::problems(), IsEmpty());
-                }),
-      IsEmpty());
+    }
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 } // namespace

@@ -22,6 +22,7 @@
 namespace trireme::engine {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::Contains;
@@ -179,27 +180,25 @@ TEST_P(SimDeviceMetrics, WaitsAreThoseOfTheChecker) {
 // Two steps of the same model are as many kernels.
 TEST_P(SimDeviceMetrics, TimesAreTheDevices) {
   const Case& one = GetParam();
-  EXPECT_THAT(run_ranks(one.stages,
-                        [&](comm::World& world) {
-                          start();
-                          const auto engine = initialize(world, options_of(one, sim::device())).engine;
-                          engine->train_batch();
-                          EXPECT_EQ(engine->times().optimizer, 0) << "the host has not waited for it";
-                          engine->train_batch();
-                          engine->train_batch();
-                          const StepTimes third = engine->times();
-                          engine->train_batch();
-                          const StepTimes fourth = engine->times();
-                          for (const auto& phase : {&StepTimes::forward, &StepTimes::backward}) {
-                            EXPECT_GT(third.*phase, 20 * kKernel);
-                            EXPECT_DOUBLE_EQ(fourth.*phase, third.*phase);
-                          }
-                          if (!one.step_in_backward) {
-                            EXPECT_GT(third.optimizer, 0.9 * kKernel);
-                            EXPECT_DOUBLE_EQ(fourth.optimizer, third.optimizer);
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(one.stages, [&](comm::World& world) {
+    start();
+    const auto engine = initialize(world, options_of(one, sim::device())).engine;
+    engine->train_batch();
+    EXPECT_EQ(engine->times().optimizer, 0) << "the host has not waited for it";
+    engine->train_batch();
+    engine->train_batch();
+    const StepTimes third = engine->times();
+    engine->train_batch();
+    const StepTimes fourth = engine->times();
+    for (const auto& phase : {&StepTimes::forward, &StepTimes::backward}) {
+      EXPECT_GT(third.*phase, 20 * kKernel);
+      EXPECT_DOUBLE_EQ(fourth.*phase, third.*phase);
+    }
+    if (!one.step_in_backward) {
+      EXPECT_GT(third.optimizer, 0.9 * kKernel);
+      EXPECT_DOUBLE_EQ(fourth.optimizer, third.optimizer);
+    }
+  });
 }
 
 std::vector<Case> cases() {
@@ -223,105 +222,95 @@ INSTANTIATE_TEST_SUITE_P(All, SimDeviceMetrics, testing::ValuesIn(cases()),
 
 // Events at both ends of the loss function see what `forward` says. The host's time is not in it, but in `total`.
 TEST(SimDeviceMetricsTest, ForwardIsWhatTheDeviceDoesInTheLossFunction) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          start();
-                          sim::set_polls(kNever);
-                          std::vector<std::pair<device::Event, device::Event>> marks;
-                          InitializeOptions options = options_of({}, sim::device());
-                          options.loss = [&, inner = options.loss](const data::Batch& batch) {
-                            device::Event begin(c10::kPrivateUse1, true), end(c10::kPrivateUse1, true);
-                            begin.record(device::current_stream(sim::device()));
-                            const LossAndLogits loss = inner(batch);
-                            end.record(device::current_stream(sim::device()));
-                            std::this_thread::sleep_for(std::chrono::milliseconds(200));
-                            marks.emplace_back(std::move(begin), std::move(end));
-                            return loss;
-                          };
-                          const auto engine = initialize(world, options).engine;
-                          for (int step = 0; step < 3; ++step) {
-                            marks.clear();
-                            engine->train_batch();
-                            ASSERT_EQ(marks.size(), 2U);
-                            double expected = 0;
-                            for (const auto& [begin, end] : marks) {
-                              expected += end.seconds_since(begin);
-                            }
-                            EXPECT_DOUBLE_EQ(engine->times().forward, expected);
-                            EXPECT_GE(engine->times().total, 0.4);
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(1, [](comm::World& world) {
+    start();
+    sim::set_polls(kNever);
+    std::vector<std::pair<device::Event, device::Event>> marks;
+    InitializeOptions options = options_of({}, sim::device());
+    options.loss = [&, inner = options.loss](const data::Batch& batch) {
+      device::Event begin(c10::kPrivateUse1, true), end(c10::kPrivateUse1, true);
+      begin.record(device::current_stream(sim::device()));
+      const LossAndLogits loss = inner(batch);
+      end.record(device::current_stream(sim::device()));
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      marks.emplace_back(std::move(begin), std::move(end));
+      return loss;
+    };
+    const auto engine = initialize(world, options).engine;
+    for (int step = 0; step < 3; ++step) {
+      marks.clear();
+      engine->train_batch();
+      ASSERT_EQ(marks.size(), 2U);
+      double expected = 0;
+      for (const auto& [begin, end] : marks) {
+        expected += end.seconds_since(begin);
+      }
+      EXPECT_DOUBLE_EQ(engine->times().forward, expected);
+      EXPECT_GE(engine->times().total, 0.4);
+    }
+  });
 }
 
 // One rank goes on after a step that failed: its stretches are not in the next one.
 TEST(SimDeviceMetricsTest, AFailedStepLeavesNoTimes) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          start();
-                          int calls = 0;
-                          InitializeOptions options = options_of({}, sim::device());
-                          options.loss = [&, inner = options.loss](const data::Batch& batch) {
-                            const LossAndLogits loss = inner(batch);
-                            if (++calls == 6) {
-                              throw std::runtime_error("no");
-                            }
-                            return loss;
-                          };
-                          const auto engine = initialize(world, options).engine;
-                          engine->train_batch();
-                          engine->train_batch();
-                          const StepTimes before = engine->times();
-                          EXPECT_THROW(engine->train_batch(), std::runtime_error);
-                          engine->train_batch();
-                          EXPECT_DOUBLE_EQ(engine->times().forward, before.forward);
-                          EXPECT_DOUBLE_EQ(engine->times().backward, before.backward);
-                          EXPECT_EQ(engine->host_syncs(), 1);
-                        }),
-              IsEmpty());
+  on_ranks(1, [](comm::World& world) {
+    start();
+    int calls = 0;
+    InitializeOptions options = options_of({}, sim::device());
+    options.loss = [&, inner = options.loss](const data::Batch& batch) {
+      const LossAndLogits loss = inner(batch);
+      if (++calls == 6) {
+        throw std::runtime_error("no");
+      }
+      return loss;
+    };
+    const auto engine = initialize(world, options).engine;
+    engine->train_batch();
+    engine->train_batch();
+    const StepTimes before = engine->times();
+    EXPECT_THROW(engine->train_batch(), std::runtime_error);
+    engine->train_batch();
+    EXPECT_DOUBLE_EQ(engine->times().forward, before.forward);
+    EXPECT_DOUBLE_EQ(engine->times().backward, before.backward);
+    EXPECT_EQ(engine->host_syncs(), 1);
+  });
 }
 
 TEST(SimDeviceMetricsTest, OnTheCpuNothingOfADeviceIsReported) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          const auto engine = initialize(world, options_of({}, at::kCPU)).engine;
-                          engine->train_batch();
-                          EXPECT_EQ(engine->host_syncs(), 0);
-                          EXPECT_FALSE(engine->device_memory());
-                          const StepTimes& times = engine->times();
-                          EXPECT_GT(times.optimizer, 0);
-                          EXPECT_GT(times.forward, 0);
-                          EXPECT_LE(times.forward + times.backward + times.optimizer, times.total);
-                        }),
-              IsEmpty());
+  on_ranks(1, [](comm::World& world) {
+    const auto engine = initialize(world, options_of({}, at::kCPU)).engine;
+    engine->train_batch();
+    EXPECT_EQ(engine->host_syncs(), 0);
+    EXPECT_FALSE(engine->device_memory());
+    const StepTimes& times = engine->times();
+    EXPECT_GT(times.optimizer, 0);
+    EXPECT_GT(times.forward, 0);
+    EXPECT_LE(times.forward + times.backward + times.optimizer, times.total);
+  });
 }
 
 TEST(SimDeviceMetricsTest, BreakdownsNameTheDevice) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          start();
-                          std::vector<std::string> lines;
-                          log::set_level(log::Level::info);
-                          log::set_sink([&](const std::string& line) { lines.push_back(line); });
-                          for (const at::Device device : {at::Device(at::kCPU), sim::device()}) {
-                            lines.clear();
-                            InitializeOptions options = options_of({}, device);
-                            options.config.memory_breakdown = options.config.wall_clock_breakdown = true;
-                            options.config.steps_per_print = 1;
-                            initialize(world, options).engine->train_batch();
-                            const auto told =
-                                AllOf(Contains(HasSubstr("; on sim:0 ")), Contains(HasSubstr("waits of the host 1")));
-                            const auto silent =
-                                AllOf(Not(Contains(HasSubstr("; on "))), Not(Contains(HasSubstr("waits of the host"))));
-                            if (device.is_cpu()) {
-                              EXPECT_THAT(lines, silent);
-                            } else {
-                              EXPECT_THAT(lines, told);
-                            }
-                          }
-                          log::set_sink(nullptr);
-                        }),
-              IsEmpty());
+  on_ranks(1, [](comm::World& world) {
+    start();
+    std::vector<std::string> lines;
+    log::set_level(log::Level::info);
+    log::set_sink([&](const std::string& line) { lines.push_back(line); });
+    for (const at::Device device : {at::Device(at::kCPU), sim::device()}) {
+      lines.clear();
+      InitializeOptions options = options_of({}, device);
+      options.config.memory_breakdown = options.config.wall_clock_breakdown = true;
+      options.config.steps_per_print = 1;
+      initialize(world, options).engine->train_batch();
+      const auto told = AllOf(Contains(HasSubstr("; on sim:0 ")), Contains(HasSubstr("waits of the host 1")));
+      const auto silent = AllOf(Not(Contains(HasSubstr("; on "))), Not(Contains(HasSubstr("waits of the host"))));
+      if (device.is_cpu()) {
+        EXPECT_THAT(lines, silent);
+      } else {
+        EXPECT_THAT(lines, told);
+      }
+    }
+    log::set_sink(nullptr);
+  });
 }
 
 } // namespace
@@ -336,53 +325,46 @@ class SimDeviceTraining : public SmallTrainingTest {};
 TEST_F(SimDeviceTraining, MetricsAndReportNameTheDevice) {
   json run = common(); // its files are this process's
   run["training"]["steps"] = 4;
-  EXPECT_THAT(test::run_ranks(2,
-                              [&](comm::World& world) {
-                                engine::start();
-                                std::vector<std::string> lines;
-                                log::set_sink([&](const std::string& line) { lines.push_back(line); });
-                                run_training(world, run, false, sim::device());
-                                log::set_sink(nullptr);
-                                at::Tensor peak = torch::tensor({sim::memory().peak}, torch::kInt64);
-                                world.group().all_reduce(peak, comm::ReduceOp::max, "peak").wait();
-                                if (world.rank() > 0) {
-                                  return;
-                                }
-                                const auto steps = monitor::read_metrics(out() / "metrics.jsonl");
-                                ASSERT_EQ(steps.size(), 4U);
-                                for (const auto& step : steps) {
-                                  EXPECT_EQ(step.host_syncs, 1);
-                                  EXPECT_GT(step.device_peak_bytes.value_or(0), 0);
-                                  EXPECT_GT(step.peak_rss_bytes.value_or(0), 0);
-                                }
-                                EXPECT_EQ(steps.back().device_peak_bytes, peak.item<int64_t>());
-                                EXPECT_GT(steps.back().device_peak_bytes, steps.front().device_peak_bytes)
-                                    << "the first is from before training";
-                                const std::string report = read_file(out() / "report.html");
-                                for (const char* text : {"Peak device memory", "Host waits", "sim:0"}) {
-                                  EXPECT_THAT(report, testing::HasSubstr(text));
-                                }
-                                EXPECT_THAT(lines, testing::Contains(testing::HasSubstr("device memory: at most ")));
-                                EXPECT_THAT(lines, testing::Contains(testing::HasSubstr(
-                                                       "the host waited for the device 1.00 times a step")));
-                                EXPECT_THAT(sim::problems(), testing::IsEmpty());
-                              }),
-              testing::IsEmpty());
+  test::on_ranks(2, [&](comm::World& world) {
+    engine::start();
+    std::vector<std::string> lines;
+    log::set_sink([&](const std::string& line) { lines.push_back(line); });
+    run_training(world, run, false, sim::device());
+    log::set_sink(nullptr);
+    at::Tensor peak = torch::tensor({sim::memory().peak}, torch::kInt64);
+    world.group().all_reduce(peak, comm::ReduceOp::max, "peak").wait();
+    if (world.rank() > 0) {
+      return;
+    }
+    const auto steps = monitor::read_metrics(out() / "metrics.jsonl");
+    ASSERT_EQ(steps.size(), 4U);
+    for (const auto& step : steps) {
+      EXPECT_EQ(step.host_syncs, 1);
+      EXPECT_GT(step.device_peak_bytes.value_or(0), 0);
+      EXPECT_GT(step.peak_rss_bytes.value_or(0), 0);
+    }
+    EXPECT_EQ(steps.back().device_peak_bytes, peak.item<int64_t>());
+    EXPECT_GT(steps.back().device_peak_bytes, steps.front().device_peak_bytes) << "the first is from before training";
+    const std::string report = read_file(out() / "report.html");
+    for (const char* text : {"Peak device memory", "Host waits", "sim:0"}) {
+      EXPECT_THAT(report, testing::HasSubstr(text));
+    }
+    EXPECT_THAT(lines, testing::Contains(testing::HasSubstr("device memory: at most ")));
+    EXPECT_THAT(lines, testing::Contains(testing::HasSubstr("the host waited for the device 1.00 times a step")));
+    EXPECT_THAT(sim::problems(), testing::IsEmpty());
+  });
 }
 
 TEST_F(SimDeviceTraining, OnTheCpuTheyDoNot) {
   const json run = common();
-  EXPECT_THAT(test::run_ranks(
-                  1,
-                  [&](comm::World& world) {
-                    run_training(world, run);
-                    const std::string written = read_file(out() / "metrics.jsonl") + read_file(out() / "report.html");
-                    EXPECT_THAT(written, testing::HasSubstr("peak_rss_bytes"));
-                    for (const char* text : {"device_peak_bytes", "host_syncs", "Peak device memory", "Host waits"}) {
-                      EXPECT_THAT(written, testing::Not(testing::HasSubstr(text)));
-                    }
-                  }),
-              testing::IsEmpty());
+  test::on_ranks(1, [&](comm::World& world) {
+    run_training(world, run);
+    const std::string written = read_file(out() / "metrics.jsonl") + read_file(out() / "report.html");
+    EXPECT_THAT(written, testing::HasSubstr("peak_rss_bytes"));
+    for (const char* text : {"device_peak_bytes", "host_syncs", "Peak device memory", "Host waits"}) {
+      EXPECT_THAT(written, testing::Not(testing::HasSubstr(text)));
+    }
+  });
 }
 
 } // namespace

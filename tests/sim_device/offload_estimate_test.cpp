@@ -95,26 +95,23 @@ TEST_F(SimDeviceEstimateTest, IsWhatADeviceHasAndCopies) {
       }
       SCOPED_TRACE(concat("states ", places.states, ", parameters ", places.parameters, ", ratio ", places.ratio,
                           bf16 ? ", bf16, " : ", ", optimizer));
-      EXPECT_THAT(test::run_ranks(1,
-                                  [&, bf16 = bf16, optimizer = optimizer](comm::World& world) {
-                                    sim::start();
-                                    sim::use_cpu_optimizer_kernels();
-                                    const json run = run_of(places, bf16, optimizer);
-                                    const Device seen = measured(world, run);
-                                    const Device expected = estimated(run);
-                                    EXPECT_LE(seen.pinned, expected.pinned + kBatches);
-                                    EXPECT_GE(seen.pinned, expected.pinned / 10 * 9);
-                                    const json whole = run_of(nothing, bf16, optimizer);
-                                    const Device plain = measured(
-                                        world, whole); // copies batches and the loss; its peak is the higher one
-                                    EXPECT_EQ(seen.to_device - plain.to_device, expected.to_device);
-                                    EXPECT_EQ(seen.to_host - plain.to_host, expected.to_host);
-                                    const int64_t saved = estimated(whole).peak - expected.peak;
-                                    EXPECT_GE(plain.peak - seen.peak, saved) << "activations are the same";
-                                    EXPECT_LE(plain.peak - seen.peak, saved + expected.buffers);
-                                    EXPECT_THAT(sim::problems(), testing::IsEmpty());
-                                  }),
-                  testing::IsEmpty());
+      test::on_ranks(1, [&, bf16 = bf16, optimizer = optimizer](comm::World& world) {
+        sim::start();
+        sim::use_cpu_optimizer_kernels();
+        const json run = run_of(places, bf16, optimizer);
+        const Device seen = measured(world, run);
+        const Device expected = estimated(run);
+        EXPECT_LE(seen.pinned, expected.pinned + kBatches);
+        EXPECT_GE(seen.pinned, expected.pinned / 10 * 9);
+        const json whole = run_of(nothing, bf16, optimizer);
+        const Device plain = measured(world, whole); // copies batches and the loss; its peak is the higher one
+        EXPECT_EQ(seen.to_device - plain.to_device, expected.to_device);
+        EXPECT_EQ(seen.to_host - plain.to_host, expected.to_host);
+        const int64_t saved = estimated(whole).peak - expected.peak;
+        EXPECT_GE(plain.peak - seen.peak, saved) << "activations are the same";
+        EXPECT_LE(plain.peak - seen.peak, saved + expected.buffers);
+        EXPECT_THAT(sim::problems(), testing::IsEmpty());
+      });
     }
   }
 }
@@ -139,19 +136,17 @@ TEST_F(SimDeviceEstimateTest, IsTheRoomThatRanksAskFor) {
       if (!disk.exists()) {
         GTEST_SKIP() << "needs root to mount a small file system";
       }
-      EXPECT_THAT(test::run_ranks(1,
-                                  [&](comm::World& world) {
-                                    sim::start();
-                                    sim::use_cpu_optimizer_kernels();
-                                    std::string said = "trained";
-                                    try {
-                                      run_training(world, run, false, sim::device());
-                                    } catch (const InputError& error) {
-                                      said = error.what();
-                                    }
-                                    EXPECT_THAT(said, testing::HasSubstr(enough ? "trained" : "4.10 kB too little"));
-                                  }),
-                  testing::IsEmpty());
+      test::on_ranks(1, [&](comm::World& world) {
+        sim::start();
+        sim::use_cpu_optimizer_kernels();
+        std::string said = "trained";
+        try {
+          run_training(world, run, false, sim::device());
+        } catch (const InputError& error) {
+          said = error.what();
+        }
+        EXPECT_THAT(said, testing::HasSubstr(enough ? "trained" : "4.10 kB too little"));
+      });
     }
   }
 }
@@ -170,28 +165,25 @@ TEST_F(SimDeviceEstimateTest, ActivationsByTheirWays) {
   };
   for (const std::string policy : {"keep", "recompute", "host", "recompute_host", "nvme", "recompute_nvme"}) {
     SCOPED_TRACE(policy);
-    EXPECT_THAT(
-        test::run_ranks(1,
-                        [&](comm::World& world) {
-                          at::globalContext().setSDPUseFlash(false);
-                          sim::start();
-                          sim::use_cpu_optimizer_kernels();
-                          run_training(world, run_of(policy), false, sim::device());
-                          json described = run_of(policy);
-                          described["training"]["device"] = "cuda";
-                          const estimate::Run run = plan::describe(read(described), 1).run;
-                          const estimate::StageMemory memory = estimate::memory_of(run).front();
-                          const int64_t activations = memory.item(estimate::Category::activations).bytes;
-                          const int64_t seen = sim::memory().peak - (memory.peak_on_device() - activations);
-                          EXPECT_NEAR(static_cast<double>(activations) / static_cast<double>(seen), 1, 0.1);
-                          const int64_t on_host = estimate::moves_of(run).front().host_bytes();
-                          const int64_t pinned = sim::pinned_memory().peak;
-                          EXPECT_LE(pinned, on_host / 10 * 11 + kBatches) << "with what is padded";
-                          EXPECT_GE(pinned, policy.ends_with("nvme") ? 1 : on_host)
-                              << "of files at most so many parts are on their way, fewer where the disk is fast";
-                          EXPECT_THAT(sim::problems(), testing::IsEmpty());
-                        }),
-        testing::IsEmpty());
+    test::on_ranks(1, [&](comm::World& world) {
+      at::globalContext().setSDPUseFlash(false);
+      sim::start();
+      sim::use_cpu_optimizer_kernels();
+      run_training(world, run_of(policy), false, sim::device());
+      json described = run_of(policy);
+      described["training"]["device"] = "cuda";
+      const estimate::Run run = plan::describe(read(described), 1).run;
+      const estimate::StageMemory memory = estimate::memory_of(run).front();
+      const int64_t activations = memory.item(estimate::Category::activations).bytes;
+      const int64_t seen = sim::memory().peak - (memory.peak_on_device() - activations);
+      EXPECT_NEAR(static_cast<double>(activations) / static_cast<double>(seen), 1, 0.1);
+      const int64_t on_host = estimate::moves_of(run).front().host_bytes();
+      const int64_t pinned = sim::pinned_memory().peak;
+      EXPECT_LE(pinned, on_host / 10 * 11 + kBatches) << "with what is padded";
+      EXPECT_GE(pinned, policy.ends_with("nvme") ? 1 : on_host)
+          << "of files at most so many parts are on their way, fewer where the disk is fast";
+      EXPECT_THAT(sim::problems(), testing::IsEmpty());
+    });
   }
 }
 

@@ -21,6 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using precision::Type;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -126,96 +127,83 @@ TEST(SimDeviceMoves, GradientsLeaveWhileBackwardComputes) {
 // The host waits for a bucket only when two later ones have left: the device has work.
 TEST(SimDeviceMoves, GradientsLeaveForFilesWhileBackwardComputes) {
   const fs::path files = scratch("gradients_leave");
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          start_single_threaded();
-                          const auto engine = engine_of(world,
-                                                        {.run = {.name = "leave", .zero_stage = 3, .accumulation = 1},
-                                                         .parameters = offload::Place::nvme,
-                                                         .states = offload::Place::nvme,
-                                                         .files = files},
-                                                        sim::device());
-                          engine->train_batch();
-                          const Backward backward = backward_of(spans_of_step(*engine));
-                          ASSERT_GT(backward.gradients.size(), 4U);
-                          const auto beside = [&](const sim::Span& copy) {
-                            return std::any_of(
-                                backward.compute.begin(), backward.compute.end(),
-                                [&](const sim::Span& span) { return span.begin < copy.end && copy.begin < span.end; });
-                          };
-                          EXPECT_GE(std::count_if(backward.gradients.begin(), backward.gradients.end(), beside),
-                                    std::ssize(backward.gradients) - 2);
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    start_single_threaded();
+    const auto engine = engine_of(world,
+                                  {.run = {.name = "leave", .zero_stage = 3, .accumulation = 1},
+                                   .parameters = offload::Place::nvme,
+                                   .states = offload::Place::nvme,
+                                   .files = files},
+                                  sim::device());
+    engine->train_batch();
+    const Backward backward = backward_of(spans_of_step(*engine));
+    ASSERT_GT(backward.gradients.size(), 4U);
+    const auto beside = [&](const sim::Span& copy) {
+      return std::any_of(backward.compute.begin(), backward.compute.end(),
+                         [&](const sim::Span& span) { return span.begin < copy.end && copy.begin < span.end; });
+    };
+    EXPECT_GE(std::count_if(backward.gradients.begin(), backward.gradients.end(), beside),
+              std::ssize(backward.gradients) - 2);
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
   fs::remove_all(files);
 }
 
 TEST(SimDeviceMoves, ParametersReturnWhileTheNextBucketIsStepped) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          start_single_threaded();
-                          SlowStore::Seen seen;
-                          InitializeOptions options = options_of({.name = "returns", .accumulation = 1}, sim::device());
-                          options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
-                          const auto engine = initialize(world, options).engine;
-                          engine->train_batch();
-                          seen.acquired = 0;
-                          Spans all = spans_of_step(*engine);
-                          const int buckets = seen.acquired;
-                          ASSERT_GT(buckets, 3);
-                          const auto last_gradient = std::find_if(all.rbegin(), all.rend(), [](const sim::Span& span) {
-                            return span.kernel == "copy to the host";
-                          });
-                          const Spans returns = only(Spans(last_gradient.base(), all.end()), [](const sim::Span& span) {
-                            return span.kernel == "copy to the device";
-                          });
-                          ASSERT_EQ(std::ssize(returns), buckets);
-                          EXPECT_EQ(returns.back().end - returns.front().begin, kStepTime * (buckets - 1) + 1)
-                              << "copies take no time of the host";
-                          for (size_t i = 1; i < returns.size(); ++i) {
-                            EXPECT_LE(returns[i - 1].end, returns[i].begin);
-                          }
-                          const Spans next = only(spans_of_step(*engine), computes);
-                          EXPECT_GE(next.front().begin, returns.back().end) << "forward uses what has returned";
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    start_single_threaded();
+    SlowStore::Seen seen;
+    InitializeOptions options = options_of({.name = "returns", .accumulation = 1}, sim::device());
+    options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
+    const auto engine = initialize(world, options).engine;
+    engine->train_batch();
+    seen.acquired = 0;
+    Spans all = spans_of_step(*engine);
+    const int buckets = seen.acquired;
+    ASSERT_GT(buckets, 3);
+    const auto last_gradient =
+        std::find_if(all.rbegin(), all.rend(), [](const sim::Span& span) { return span.kernel == "copy to the host"; });
+    const Spans returns = only(Spans(last_gradient.base(), all.end()),
+                               [](const sim::Span& span) { return span.kernel == "copy to the device"; });
+    ASSERT_EQ(std::ssize(returns), buckets);
+    EXPECT_EQ(returns.back().end - returns.front().begin, kStepTime * (buckets - 1) + 1)
+        << "copies take no time of the host";
+    for (size_t i = 1; i < returns.size(); ++i) {
+      EXPECT_LE(returns[i - 1].end, returns[i].begin);
+    }
+    const Spans next = only(spans_of_step(*engine), computes);
+    EXPECT_GE(next.front().begin, returns.back().end) << "forward uses what has returned";
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 // With parameters on the host, or in files, the next unit's come while this one's forward computes.
 TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
   for (const offload::Place place : {offload::Place::host, offload::Place::nvme}) {
     const fs::path files = scratch("ahead");
-    EXPECT_THAT(run_ranks(1,
-                          [&](comm::World& world) {
-                            start_single_threaded();
-                            const auto engine = engine_of(world,
-                                                          {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1},
-                                                           .parameters = place,
-                                                           .files = files},
-                                                          sim::device());
-                            engine->train_batch();
-                            engine->train_batch();
-                            Spans all = spans_of_step(*engine);
-                            all.erase(std::find_if(all.rbegin(), all.rend(), leaves).base(), all.end()); // the step
-                            const auto loads = [](const sim::Span& span) {
-                              return span.kernel == "copy to the device" && !computes(span);
-                            };
-                            const Spans compute = only(all, computes);
-                            int ahead = 0; // loads that begin when the first unit computes
-                            for (const sim::Span& load : only(all, loads)) {
-                              if (load.begin >= compute.front().begin) {
-                                ++ahead;
-                                EXPECT_TRUE(std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) {
-                                  return span.begin < load.end && load.begin < span.end;
-                                })) << load.begin;
-                              }
-                            }
-                            EXPECT_GT(ahead, 4);
-                            EXPECT_THAT(sim::problems(), IsEmpty());
-                          }),
-                IsEmpty());
+    on_ranks(1, [&](comm::World& world) {
+      start_single_threaded();
+      const auto engine = engine_of(
+          world, {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1}, .parameters = place, .files = files},
+          sim::device());
+      engine->train_batch();
+      engine->train_batch();
+      Spans all = spans_of_step(*engine);
+      all.erase(std::find_if(all.rbegin(), all.rend(), leaves).base(), all.end()); // the step
+      const auto loads = [](const sim::Span& span) { return span.kernel == "copy to the device" && !computes(span); };
+      const Spans compute = only(all, computes);
+      int ahead = 0; // loads that begin when the first unit computes
+      for (const sim::Span& load : only(all, loads)) {
+        if (load.begin >= compute.front().begin) {
+          ++ahead;
+          EXPECT_TRUE(std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) {
+            return span.begin < load.end && load.begin < span.end;
+          })) << load.begin;
+        }
+      }
+      EXPECT_GT(ahead, 4);
+      EXPECT_THAT(sim::problems(), IsEmpty());
+    });
     fs::remove_all(files);
   }
 }
@@ -224,50 +212,45 @@ TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
 // device and back hides behind the next one's.
 TEST(SimDeviceMoves, ShardsAreSteppedOnTheDeviceWithoutTheHost) {
   for (const Type type : {Type::fp32, Type::bf16, Type::fp16}) {
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            start_single_threaded();
-                            const auto engine = engine_of(world,
-                                                          {.run = {.name = "stepped", .zero_stage = 3, .type = type},
-                                                           .parameters = offload::Place::host,
-                                                           .states = offload::Place::device},
-                                                          sim::device());
-                            engine->train_batch();
-                            for (int i = 0; i < 3; ++i) {
-                              step(*engine, [&] { engine->train_batch(); });
-                            }
-                            EXPECT_THAT(sim::problems(), IsEmpty());
-                          }),
-                IsEmpty());
+    on_ranks(2, [&](comm::World& world) {
+      start_single_threaded();
+      const auto engine = engine_of(world,
+                                    {.run = {.name = "stepped", .zero_stage = 3, .type = type},
+                                     .parameters = offload::Place::host,
+                                     .states = offload::Place::device},
+                                    sim::device());
+      engine->train_batch();
+      for (int i = 0; i < 3; ++i) {
+        step(*engine, [&] { engine->train_batch(); });
+      }
+      EXPECT_THAT(sim::problems(), IsEmpty());
+    });
   }
 }
 
 TEST(SimDeviceMoves, ADelayedUpdateIsAnotherThreadsWork) {
-  EXPECT_THAT(
-      run_ranks(1,
-                [&](comm::World& world) {
-                  start_single_threaded();
-                  SlowStore::Seen seen;
-                  const Offloaded one{.run = {.name = "later", .zero_stage = 2, .accumulation = 1}, .delayed = true};
-                  InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
-                  options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
-                  const auto engine = initialize(world, options).engine;
-                  for (int step = 0; step < 3; ++step) {
-                    engine->train_batch();
-                  }
-                  engine->finish_delayed_update();
-                  seen = {};
-                  for (int step = 0; step < 3; ++step) {
-                    const Backward backward = backward_of(spans_of_step(*engine));
-                    EXPECT_EQ(backward.compute.back().end - backward.compute.front().begin, busy(backward.compute))
-                        << "the device never waits for the host's step";
-                  }
-                  engine->finish_delayed_update();
-                  EXPECT_GT(seen.acquired, 9);
-                  EXPECT_EQ(seen.threads.count(std::this_thread::get_id()), 0U);
-                  EXPECT_THAT(sim::problems(), IsEmpty());
-                }),
-      IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    start_single_threaded();
+    SlowStore::Seen seen;
+    const Offloaded one{.run = {.name = "later", .zero_stage = 2, .accumulation = 1}, .delayed = true};
+    InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
+    options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
+    const auto engine = initialize(world, options).engine;
+    for (int step = 0; step < 3; ++step) {
+      engine->train_batch();
+    }
+    engine->finish_delayed_update();
+    seen = {};
+    for (int step = 0; step < 3; ++step) {
+      const Backward backward = backward_of(spans_of_step(*engine));
+      EXPECT_EQ(backward.compute.back().end - backward.compute.front().begin, busy(backward.compute))
+          << "the device never waits for the host's step";
+    }
+    engine->finish_delayed_update();
+    EXPECT_GT(seen.acquired, 9);
+    EXPECT_EQ(seen.threads.count(std::this_thread::get_id()), 0U);
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 /// Points near a plane.
@@ -335,35 +318,33 @@ Seen delayed_sgd(int steps) {
 }
 
 TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          start_single_threaded();
-                          const Seen expected = delayed_sgd(30);
-                          EXPECT_LT(expected.numbers.back(), 0.5 * expected.numbers.front()) << "it descends";
-                          torch::nn::Linear model = plane();
-                          InitializeOptions options;
-                          options.device = sim::device();
-                          options.model = model.ptr();
-                          options.loss = [model](const data::Batch& batch) mutable {
-                            return torch::mse_loss(model->forward(batch.input()), batch.target());
-                          };
-                          options.config = zero_config(0, /*accumulation=*/1, /*clipping=*/0);
-                          options.config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = kLr}};
-                          options.config.offload.optimizer.place = offload::Place::host;
-                          options.config.offload.optimizer.delayed_update = true;
-                          options.training_data = std::make_shared<Points>();
-                          options.shuffle = false;
-                          const auto engine = initialize(world, options).engine;
-                          Seen seen;
-                          for (int step = 0; step < 30; ++step) {
-                            engine->train_batch();
-                            seen.numbers.push_back(engine->loss());
-                          }
-                          add_weights(seen, *engine); // which brings the last update
-                          expect_same(seen, expected);
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    start_single_threaded();
+    const Seen expected = delayed_sgd(30);
+    EXPECT_LT(expected.numbers.back(), 0.5 * expected.numbers.front()) << "it descends";
+    torch::nn::Linear model = plane();
+    InitializeOptions options;
+    options.device = sim::device();
+    options.model = model.ptr();
+    options.loss = [model](const data::Batch& batch) mutable {
+      return torch::mse_loss(model->forward(batch.input()), batch.target());
+    };
+    options.config = zero_config(0, /*accumulation=*/1, /*clipping=*/0);
+    options.config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = kLr}};
+    options.config.offload.optimizer.place = offload::Place::host;
+    options.config.offload.optimizer.delayed_update = true;
+    options.training_data = std::make_shared<Points>();
+    options.shuffle = false;
+    const auto engine = initialize(world, options).engine;
+    Seen seen;
+    for (int step = 0; step < 30; ++step) {
+      engine->train_batch();
+      seen.numbers.push_back(engine->loss());
+    }
+    add_weights(seen, *engine); // which brings the last update
+    expect_same(seen, expected);
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 // A network of two layers, with AdamW.
@@ -392,21 +373,19 @@ std::vector<double> losses_of_network(comm::World& world, bool delayed, int step
 }
 
 TEST(SimDeviceDelayed, LearnsAsWell) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          start_single_threaded();
-                          constexpr int kEnough = 130;
-                          const std::vector<double> plain = losses_of_network(world, false, kEnough);
-                          const std::vector<double> delayed = losses_of_network(world, true, kEnough);
-                          EXPECT_EQ(delayed.front(), plain.front());
-                          EXPECT_GT(delayed[1], plain[1]) << "the second step computes with the first one's parameters";
-                          const auto mean_of_last = [](const std::vector<double>& all) {
-                            return std::accumulate(all.end() - 10, all.end(), 0.0) / 10;
-                          };
-                          EXPECT_LT(mean_of_last(plain), 0.001 * plain.front());
-                          EXPECT_LT(mean_of_last(delayed), 0.0015 * plain.front()) << "of the loss at the start";
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    start_single_threaded();
+    constexpr int kEnough = 130;
+    const std::vector<double> plain = losses_of_network(world, false, kEnough);
+    const std::vector<double> delayed = losses_of_network(world, true, kEnough);
+    EXPECT_EQ(delayed.front(), plain.front());
+    EXPECT_GT(delayed[1], plain[1]) << "the second step computes with the first one's parameters";
+    const auto mean_of_last = [](const std::vector<double>& all) {
+      return std::accumulate(all.end() - 10, all.end(), 0.0) / 10;
+    };
+    EXPECT_LT(mean_of_last(plain), 0.001 * plain.front());
+    EXPECT_LT(mean_of_last(delayed), 0.0015 * plain.front()) << "of the loss at the start";
+  });
 }
 
 class SimDeviceDelayedTest : public testing::TestWithParam<Offloaded> {};

@@ -16,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using offload::Place;
 using precision::Type;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -313,35 +314,30 @@ TEST(SimDeviceOffload, CheckpointsFitOtherPlaces) {
         Offloaded{.run = {.name = "saved", .zero_stage = 3, .type = Type::bf16},
                   .parameters = Place::host,
                   .states = Place::device}}) {
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            start_single_threaded();
-                            const mesh::Mesh mesh = mesh_of(world, one.run);
-                            const auto plain = [&] {
-                              return initialize(world, options_of(one.run, sim::device(), mesh)).engine;
-                            };
-                            Seen expected;
-                            const auto whole = plain();
-                            train_steps(*whole, 6, expected);
-                            add_weights(expected, *whole);
-                            const auto goes_on = [&](Engine& first, Engine& second, Engine& third) {
-                              Seen seen;
-                              train_steps(first, 2, seen);
-                              first.save_checkpoint(folder, "first");
-                              ASSERT_TRUE(second.load_checkpoint(folder, "first"));
-                              train_steps(second, 2, seen);
-                              second.save_checkpoint(folder, "second");
-                              ASSERT_TRUE(third.load_checkpoint(folder, "second"));
-                              train_steps(third, 2, seen);
-                              add_weights(seen, third);
-                              expect_same(seen, expected);
-                            };
-                            goes_on(*plain(), *engine_of(world, one, sim::device()), *plain());
-                            goes_on(*engine_of(world, one, sim::device()), *plain(),
-                                    *engine_of(world, one, sim::device()));
-                            EXPECT_THAT(sim::problems(), IsEmpty());
-                          }),
-                IsEmpty());
+    on_ranks(2, [&](comm::World& world) {
+      start_single_threaded();
+      const mesh::Mesh mesh = mesh_of(world, one.run);
+      const auto plain = [&] { return initialize(world, options_of(one.run, sim::device(), mesh)).engine; };
+      Seen expected;
+      const auto whole = plain();
+      train_steps(*whole, 6, expected);
+      add_weights(expected, *whole);
+      const auto goes_on = [&](Engine& first, Engine& second, Engine& third) {
+        Seen seen;
+        train_steps(first, 2, seen);
+        first.save_checkpoint(folder, "first");
+        ASSERT_TRUE(second.load_checkpoint(folder, "first"));
+        train_steps(second, 2, seen);
+        second.save_checkpoint(folder, "second");
+        ASSERT_TRUE(third.load_checkpoint(folder, "second"));
+        train_steps(third, 2, seen);
+        add_weights(seen, third);
+        expect_same(seen, expected);
+      };
+      goes_on(*plain(), *engine_of(world, one, sim::device()), *plain());
+      goes_on(*engine_of(world, one, sim::device()), *plain(), *engine_of(world, one, sim::device()));
+      EXPECT_THAT(sim::problems(), IsEmpty());
+    });
     fs::remove_all(folder);
   }
 }
@@ -368,46 +364,41 @@ TEST(SimDeviceOffload, StatesInFilesAreSteppedOnTheHost) {
 
 // What the device keeps: with ZeRO 2 on one rank neither masters, states nor gradients.
 TEST(SimDeviceOffload, TheDeviceKeepsParametersOnly) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          start_single_threaded();
-                          const auto bytes_after = [&](const Offloaded& one, bool offloads) {
-                            const int64_t before = sim::memory().bytes;
-                            const mesh::Mesh mesh = mesh_of(world, one.run);
-                            const auto engine = initialize(world, offloads ? options_of(one, sim::device(), mesh)
-                                                                           : options_of(one.run, sim::device(), mesh))
-                                                    .engine;
-                            engine->train_batch();
-                            return std::pair(sim::memory().bytes - before, engine->num_parameters());
-                          };
-                          const Offloaded zero2{
-                              .run = {.name = "zero2", .zero_stage = 2, .type = Type::bf16, .accumulation = 1}};
-                          const auto [plain, parameters] = bytes_after(zero2, false);
-                          const auto [offloaded, same] = bytes_after(zero2, true);
-                          EXPECT_GE(plain, parameters * (2 + 2 + 12));
-                          EXPECT_LT(offloaded, parameters * 2 + parameters) << "parameters in bf16, and what is small";
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    start_single_threaded();
+    const auto bytes_after = [&](const Offloaded& one, bool offloads) {
+      const int64_t before = sim::memory().bytes;
+      const mesh::Mesh mesh = mesh_of(world, one.run);
+      const auto engine =
+          initialize(world, offloads ? options_of(one, sim::device(), mesh) : options_of(one.run, sim::device(), mesh))
+              .engine;
+      engine->train_batch();
+      return std::pair(sim::memory().bytes - before, engine->num_parameters());
+    };
+    const Offloaded zero2{.run = {.name = "zero2", .zero_stage = 2, .type = Type::bf16, .accumulation = 1}};
+    const auto [plain, parameters] = bytes_after(zero2, false);
+    const auto [offloaded, same] = bytes_after(zero2, true);
+    EXPECT_GE(plain, parameters * (2 + 2 + 12));
+    EXPECT_LT(offloaded, parameters * 2 + parameters) << "parameters in bf16, and what is small";
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 void expect_refused(const Offloaded& one, const std::function<void(InitializeOptions&)>& change,
                     const std::string& message) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          start_single_threaded();
-                          InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
-                          if (change) {
-                            change(options);
-                          }
-                          try {
-                            initialize(world, options);
-                            ADD_FAILURE() << "was not refused: " << message;
-                          } catch (const InputError& error) {
-                            EXPECT_THAT(error.what(), HasSubstr(message));
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    start_single_threaded();
+    InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
+    if (change) {
+      change(options);
+    }
+    try {
+      initialize(world, options);
+      ADD_FAILURE() << "was not refused: " << message;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(message));
+    }
+  });
 }
 
 TEST(SimDeviceOffload, WhatDoesNotGoTogetherIsRefused) {

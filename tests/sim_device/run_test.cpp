@@ -47,16 +47,14 @@ TEST_F(SimDeviceRunTest, AClassifierCountsWhatIsRight) {
                  {"validation", images_file("others", 5)},
                  {"validation_labels", labels_file("other_labels", 3)}};
   run["training"] = {{"steps", 3}, {"eval_every", 1}};
-  EXPECT_THAT(test::run_ranks(2,
-                              [&](comm::World& world) {
-                                sim::start();
-                                const std::vector<double> cpu = numbers(world, run, std::nullopt);
-                                EXPECT_THAT(cpu, testing::SizeIs(9));
-                                EXPECT_GE(cpu.back(), 0);
-                                expect_near(numbers(world, run, sim::device()), cpu);
-                                EXPECT_THAT(sim::problems(), testing::IsEmpty());
-                              }),
-              testing::IsEmpty());
+  test::on_ranks(2, [&](comm::World& world) {
+    sim::start();
+    const std::vector<double> cpu = numbers(world, run, std::nullopt);
+    EXPECT_THAT(cpu, testing::SizeIs(9));
+    EXPECT_GE(cpu.back(), 0);
+    expect_near(numbers(world, run, sim::device()), cpu);
+    EXPECT_THAT(sim::problems(), testing::IsEmpty());
+  });
 }
 
 TEST_F(SimDeviceRunTest, ARunIsContinued) {
@@ -66,15 +64,13 @@ TEST_F(SimDeviceRunTest, ARunIsContinued) {
   run["engine"]["zero_optimization"] = {{"stage", 3}};
   json half = run;
   half["training"]["steps"] = 2;
-  EXPECT_THAT(test::run_ranks(2,
-                              [&](comm::World& world) {
-                                sim::start();
-                                const std::vector<double> cpu = numbers(world, run, std::nullopt);
-                                numbers(world, half, sim::device());
-                                expect_near(numbers(world, run, sim::device(), /*resume=*/true), cpu);
-                                EXPECT_THAT(sim::problems(), testing::IsEmpty());
-                              }),
-              testing::IsEmpty());
+  test::on_ranks(2, [&](comm::World& world) {
+    sim::start();
+    const std::vector<double> cpu = numbers(world, run, std::nullopt);
+    numbers(world, half, sim::device());
+    expect_near(numbers(world, run, sim::device(), /*resume=*/true), cpu);
+    EXPECT_THAT(sim::problems(), testing::IsEmpty());
+  });
 }
 
 TEST_F(SimDeviceRunTest, LayersAndTokensAreSplit) {
@@ -83,17 +79,15 @@ TEST_F(SimDeviceRunTest, LayersAndTokensAreSplit) {
   run["training"] = {{"steps", 3}, {"eval_every", 3}};
   const json splits[] = {
       {{"tensor", 2}, {"sequence_parallel", true}}, {{"context", 2}}, {{"context", 2}, {"context_kind", "ulysses"}}};
-  EXPECT_THAT(test::run_ranks(2,
-                              [&](comm::World& world) {
-                                sim::start();
-                                for (const json& split : splits) {
-                                  run["parallel"] = split;
-                                  const std::vector<double> cpu = numbers(world, run, std::nullopt);
-                                  expect_near(numbers(world, run, sim::device()), cpu);
-                                }
-                                EXPECT_THAT(sim::problems(), testing::IsEmpty());
-                              }),
-              testing::IsEmpty());
+  test::on_ranks(2, [&](comm::World& world) {
+    sim::start();
+    for (const json& split : splits) {
+      run["parallel"] = split;
+      const std::vector<double> cpu = numbers(world, run, std::nullopt);
+      expect_near(numbers(world, run, sim::device()), cpu);
+    }
+    EXPECT_THAT(sim::problems(), testing::IsEmpty());
+  });
 }
 
 // An allocator keeps what is freed for the stream that it was taken on: with a stream for each module parameters of 13
@@ -105,25 +99,23 @@ TEST_F(SimDeviceRunTest, AModelOfMoreLayersHasNoMoreStreams) {
       {"stage", 3},
       {"stage3_param_persistence_threshold", 0},
       {"offload_param", {{"device", "nvme"}, {"nvme_path", (out() / "files").string()}, {"max_in_cpu", 0}}}};
-  EXPECT_THAT(test::run_ranks(1,
-                              [&](comm::World& world) {
-                                sim::start();
-                                const auto streams = [&](int layers) {
-                                  run["model"]["layers"] = layers;
-                                  sim::keep_spans(true);
-                                  numbers(world, run, sim::device());
-                                  std::set<int> used;
-                                  for (const sim::Span& span : sim::spans()) {
-                                    used.insert(span.stream);
-                                  }
-                                  return used.size();
-                                };
-                                const size_t of_few = streams(2);
-                                EXPECT_GE(of_few, 3u) << "nothing was copied beside computation";
-                                EXPECT_EQ(streams(10), of_few);
-                                EXPECT_THAT(sim::problems(), testing::IsEmpty());
-                              }),
-              testing::IsEmpty());
+  test::on_ranks(1, [&](comm::World& world) {
+    sim::start();
+    const auto streams = [&](int layers) {
+      run["model"]["layers"] = layers;
+      sim::keep_spans(true);
+      numbers(world, run, sim::device());
+      std::set<int> used;
+      for (const sim::Span& span : sim::spans()) {
+        used.insert(span.stream);
+      }
+      return used.size();
+    };
+    const size_t of_few = streams(2);
+    EXPECT_GE(of_few, 3u) << "nothing was copied beside computation";
+    EXPECT_EQ(streams(10), of_few);
+    EXPECT_THAT(sim::problems(), testing::IsEmpty());
+  });
 }
 
 // The figures of docs/offload.md: TRIREME_LONG_TESTS=1, on the novels that ./quickstart brings.
@@ -163,20 +155,19 @@ TEST_F(SimDeviceRunTest, ADelayedUpdateConverges) {
               << loss << std::endl;
     return loss;
   };
-  EXPECT_THAT(test::run_ranks(1,
-                              [&](comm::World& world) {
-                                sim::start();
-                                for (const double lr : novels ? std::vector{2e-3, 1e-3, 5e-4} : std::vector{1e-3}) {
-                                  const double at_once = losses(world, false, lr);
-                                  const double delayed = losses(world, true, lr);
-                                  EXPECT_NE(at_once, delayed) << "nothing was delayed";
-                                  EXPECT_LT(at_once, 4) << "of log(256) = 5.5 at the start";
-                                  EXPECT_NEAR(delayed, at_once, 0.15 * at_once);
-                                }
-                                EXPECT_THAT(sim::problems(), testing::IsEmpty());
-                              },
-                              {.deadline = std::chrono::minutes(10)}),
-              testing::IsEmpty());
+  test::on_ranks(1,
+                 [&](comm::World& world) {
+                   sim::start();
+                   for (const double lr : novels ? std::vector{2e-3, 1e-3, 5e-4} : std::vector{1e-3}) {
+                     const double at_once = losses(world, false, lr);
+                     const double delayed = losses(world, true, lr);
+                     EXPECT_NE(at_once, delayed) << "nothing was delayed";
+                     EXPECT_LT(at_once, 4) << "of log(256) = 5.5 at the start";
+                     EXPECT_NEAR(delayed, at_once, 0.15 * at_once);
+                   }
+                   EXPECT_THAT(sim::problems(), testing::IsEmpty());
+                 },
+                 {.deadline = std::chrono::minutes(10)});
 }
 
 } // namespace

@@ -110,21 +110,19 @@ class SimDeviceStepTest : public testing::TestWithParam<Optimizer> {};
 
 TEST_P(SimDeviceStepTest, SkippedStepsLeaveWhatTheCpuLeaves) {
   const Optimizer& one = GetParam();
-  EXPECT_THAT(test::run_ranks(2,
-                              [&](comm::World& world) {
-                                at::globalContext().setSDPUseFlash(false);
-                                sim::start();
-                                sim::use_cpu_optimizer_kernels();
-                                const Ended cpu = train(world, one, at::kCPU);
-                                const Ended device = train(world, one, sim::device());
-                                EXPECT_EQ(device.numbers, cpu.numbers);
-                                ASSERT_EQ(device.weights.size(), cpu.weights.size());
-                                for (size_t i = 0; i < cpu.weights.size(); ++i) {
-                                  EXPECT_TRUE(device.weights[i].equal(cpu.weights[i])) << "parameter " << i;
-                                }
-                                EXPECT_THAT(sim::problems(), IsEmpty());
-                              }),
-              IsEmpty());
+  test::on_ranks(2, [&](comm::World& world) {
+    at::globalContext().setSDPUseFlash(false);
+    sim::start();
+    sim::use_cpu_optimizer_kernels();
+    const Ended cpu = train(world, one, at::kCPU);
+    const Ended device = train(world, one, sim::device());
+    EXPECT_EQ(device.numbers, cpu.numbers);
+    ASSERT_EQ(device.weights.size(), cpu.weights.size());
+    for (size_t i = 0; i < cpu.weights.size(); ++i) {
+      EXPECT_TRUE(device.weights[i].equal(cpu.weights[i])) << "parameter " << i;
+    }
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SimDeviceStepTest, testing::ValuesIn(optimizers()),
@@ -132,39 +130,33 @@ INSTANTIATE_TEST_SUITE_P(All, SimDeviceStepTest, testing::ValuesIn(optimizers())
 
 // "bf16": {"enabled": "auto"}.
 TEST(SimDeviceStep, BothTypesAreTimedOnTheDevice) {
-  EXPECT_THAT(test::run_ranks(1,
-                              [&](comm::World&) {
-                                sim::start();
-                                const StepSeconds step = time_small_gpt(sim::device());
-                                EXPECT_GT(step.fp32, 0);
-                                EXPECT_GT(step.bf16, 0);
-                                EXPECT_GT(sim::memory().peak, 10'000'000) << "parameters of both";
-                              }),
-              IsEmpty());
+  test::on_ranks(1, [&](comm::World&) {
+    sim::start();
+    const StepSeconds step = time_small_gpt(sim::device());
+    EXPECT_GT(step.fp32, 0);
+    EXPECT_GT(step.bf16, 0);
+    EXPECT_GT(sim::memory().peak, 10'000'000) << "parameters of both";
+  });
 }
 
 TEST(SimDeviceStep, TheOptimizerIsLaunchedBeforeTheHostWaits) {
-  EXPECT_THAT(test::run_ranks(2,
-                              [&](comm::World& world) {
-                                sim::start();
-                                sim::use_cpu_optimizer_kernels();
-                                models::Gpt model(small_gpt());
-                                InitializeOptions options;
-                                options.device = sim::device();
-                                options.config = zero_config(1, /*accumulation=*/2, /*clipping=*/1);
-                                options.model = model.ptr();
-                                options.loss = [model](const data::Batch& batch) mutable {
-                                  return model->loss(batch.input(), batch.target());
-                                };
-                                options.training_data = std::make_shared<Counting>();
-                                const auto engine = initialize(world, options).engine;
-                                engine->train_batch();
-                                sim::reset_host_synchronisations();
-                                engine->train_batch();
-                                EXPECT_EQ(sim::host_synchronisations_before_optimizer(), 0);
-                                EXPECT_EQ(sim::host_synchronisations(), 1);
-                              }),
-              IsEmpty());
+  test::on_ranks(2, [&](comm::World& world) {
+    sim::start();
+    sim::use_cpu_optimizer_kernels();
+    models::Gpt model(small_gpt());
+    InitializeOptions options;
+    options.device = sim::device();
+    options.config = zero_config(1, /*accumulation=*/2, /*clipping=*/1);
+    options.model = model.ptr();
+    options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+    options.training_data = std::make_shared<Counting>();
+    const auto engine = initialize(world, options).engine;
+    engine->train_batch();
+    sim::reset_host_synchronisations();
+    engine->train_batch();
+    EXPECT_EQ(sim::host_synchronisations_before_optimizer(), 0);
+    EXPECT_EQ(sim::host_synchronisations(), 1);
+  });
 }
 
 } // namespace

@@ -16,6 +16,7 @@
 namespace trireme::engine {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 
@@ -23,19 +24,17 @@ class SimDeviceTwoDevices : public testing::TestWithParam<Case> {};
 
 TEST_P(SimDeviceTwoDevices, AnEngineIsOnOneThatIsNotCurrent) {
   const Case& one = GetParam();
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          start(2);
-                          const Seen cpu = train(*initialize(world, options_of(one, at::kCPU)).engine);
-                          const auto engine = initialize(world, options_of(one, sim::device(1))).engine;
-                          EXPECT_EQ(at::accelerator::getDeviceIndex(), 1) << "initialize() makes it the thread's";
-                          const c10::DeviceGuard current(sim::device(0));
-                          expect_same(train(*engine), cpu);
-                          EXPECT_EQ(sim::launches(0), 0);
-                          EXPECT_GT(sim::launches(1), 100);
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    start(2);
+    const Seen cpu = train(*initialize(world, options_of(one, at::kCPU)).engine);
+    const auto engine = initialize(world, options_of(one, sim::device(1))).engine;
+    EXPECT_EQ(at::accelerator::getDeviceIndex(), 1) << "initialize() makes it the thread's";
+    const c10::DeviceGuard current(sim::device(0));
+    expect_same(train(*engine), cpu);
+    EXPECT_EQ(sim::launches(0), 0);
+    EXPECT_GT(sim::launches(1), 100);
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SimDeviceTwoDevices,
@@ -56,30 +55,28 @@ INSTANTIATE_TEST_SUITE_P(All, SimDeviceTwoDevices,
 // Step by step in turn, with 1 and 2 ranks, in one thread.
 TEST(SimDeviceTwoEngines, TrainInTurn) {
   for (const int ranks : {1, 2}) {
-    EXPECT_THAT(run_ranks(ranks,
-                          [](comm::World& world) {
-                            start(2);
-                            const Case first{.name = "", .zero_stage = 1};
-                            const Case second{.name = "", .zero_stage = 3, .type = precision::Type::bf16};
-                            const Seen of_first = train(*initialize(world, options_of(first, at::kCPU)).engine);
-                            const Seen of_second = train(*initialize(world, options_of(second, at::kCPU)).engine);
-                            const auto on_first = initialize(world, options_of(first, sim::device(0))).engine;
-                            const auto on_second = initialize(world, options_of(second, sim::device(1))).engine;
-                            Seen seen_first, seen_second;
-                            for (int i = 0; i < kSteps; ++i) {
-                              const c10::DeviceGuard current(sim::device(i % 2));
-                              step(*on_first, [&] { on_first->train_batch(); });
-                              step(*on_second, [&] { on_second->train_batch(); });
-                              add_step(seen_first, *on_first);
-                              add_step(seen_second, *on_second);
-                            }
-                            add_weights(seen_first, *on_first);
-                            add_weights(seen_second, *on_second);
-                            expect_same(seen_first, of_first);
-                            expect_same(seen_second, of_second);
-                            EXPECT_THAT(sim::problems(), IsEmpty());
-                          }),
-                IsEmpty());
+    on_ranks(ranks, [](comm::World& world) {
+      start(2);
+      const Case first{.name = "", .zero_stage = 1};
+      const Case second{.name = "", .zero_stage = 3, .type = precision::Type::bf16};
+      const Seen of_first = train(*initialize(world, options_of(first, at::kCPU)).engine);
+      const Seen of_second = train(*initialize(world, options_of(second, at::kCPU)).engine);
+      const auto on_first = initialize(world, options_of(first, sim::device(0))).engine;
+      const auto on_second = initialize(world, options_of(second, sim::device(1))).engine;
+      Seen seen_first, seen_second;
+      for (int i = 0; i < kSteps; ++i) {
+        const c10::DeviceGuard current(sim::device(i % 2));
+        step(*on_first, [&] { on_first->train_batch(); });
+        step(*on_second, [&] { on_second->train_batch(); });
+        add_step(seen_first, *on_first);
+        add_step(seen_second, *on_second);
+      }
+      add_weights(seen_first, *on_first);
+      add_weights(seen_second, *on_second);
+      expect_same(seen_first, of_first);
+      expect_same(seen_second, of_second);
+      EXPECT_THAT(sim::problems(), IsEmpty());
+    });
   }
 }
 
@@ -103,26 +100,24 @@ TEST(SimDeviceTwoEngines, BatchesAndScalarsGoToTheirDevice) {
 }
 
 TEST(SimDeviceTwoEngines, CollectivesAndMessagesOfTheOtherDevice) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          sim::start(2);
-                          const comm::Group group = world.group();
-                          group.open(sim::device(1));
-                          const at::Tensor tensor = torch::full({5000}, 1 + world.rank(),
-                                                                at::TensorOptions(at::kFloat).device(sim::device(1)));
-                          group.all_reduce(tensor, comm::ReduceOp::sum, "sum").wait();
-                          const at::Tensor all = torch::empty({10000}, tensor.options());
-                          group.all_gather(all, tensor, "all").wait();
-                          const at::Tensor message = torch::empty({5000}, tensor.options());
-                          auto received = group.recv(message, 1 - world.rank(), 7, "message");
-                          group.send(tensor, 1 - world.rank(), 7, "message").wait();
-                          received.wait();
-                          EXPECT_EQ(message.sum().item<float>(), 15000);
-                          EXPECT_EQ(all.sum().item<float>(), 30000);
-                          EXPECT_EQ(sim::launches(0), 0);
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    sim::start(2);
+    const comm::Group group = world.group();
+    group.open(sim::device(1));
+    const at::Tensor tensor =
+        torch::full({5000}, 1 + world.rank(), at::TensorOptions(at::kFloat).device(sim::device(1)));
+    group.all_reduce(tensor, comm::ReduceOp::sum, "sum").wait();
+    const at::Tensor all = torch::empty({10000}, tensor.options());
+    group.all_gather(all, tensor, "all").wait();
+    const at::Tensor message = torch::empty({5000}, tensor.options());
+    auto received = group.recv(message, 1 - world.rank(), 7, "message");
+    group.send(tensor, 1 - world.rank(), 7, "message").wait();
+    received.wait();
+    EXPECT_EQ(message.sum().item<float>(), 15000);
+    EXPECT_EQ(all.sum().item<float>(), 30000);
+    EXPECT_EQ(sim::launches(0), 0);
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 } // namespace

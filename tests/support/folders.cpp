@@ -1,5 +1,7 @@
 #include <tests/support/folders.h>
 
+#include <cstdlib>
+
 namespace trireme::test {
 
 std::string source_dir() {
@@ -8,6 +10,11 @@ std::string source_dir() {
 
 std::string binary_dir() {
   return TRIREME_BINARY_DIR;
+}
+
+std::string python() {
+  const char* chosen = std::getenv("TRIREME_TEST_PYTHON");
+  return chosen != nullptr && *chosen != '\0' ? chosen : source_dir() + "/.venv/bin/python";
 }
 
 } // namespace trireme::test

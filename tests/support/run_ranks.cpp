@@ -226,4 +226,11 @@ std::vector<std::string> run_ranks(int world_size, const std::function<void(comm
       options);
 }
 
+void on_ranks(int world_size, const std::function<void(comm::World&)>& body, const RunOptions& options,
+              std::source_location caller) {
+  for (const std::string& line : run_ranks(world_size, body, options)) {
+    ADD_FAILURE_AT(caller.file_name(), static_cast<int>(caller.line())) << line;
+  }
+}
+
 } // namespace trireme::test

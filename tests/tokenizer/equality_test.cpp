@@ -23,11 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string test_python() {
-  const char* chosen = std::getenv("TRIREME_TEST_PYTHON");
-  return chosen != nullptr && *chosen != '\0' ? chosen : test::source_dir() + "/.venv/bin/python";
-}
-
 // Texts, each behind its length.
 std::vector<std::string> read_texts(const fs::path& file) {
   const std::string content = read_file(file);
@@ -49,7 +44,7 @@ class TokenizerEqualityTest : public testing::Test {
 
   void train(int lines) {
     // Texts of your own: TRIREME_TOKENIZER_TEXT=novels.txt
-    std::vector<std::string> command = {test_python(), test::source_dir() + "/tests/tokenizer/train_tokenizers.py",
+    std::vector<std::string> command = {test::python(), test::source_dir() + "/tests/tokenizer/train_tokenizers.py",
                                         folder_.path.string(), std::to_string(lines)};
     if (const auto text = env::text("TRIREME_TOKENIZER_TEXT")) {
       command.push_back(*text);

@@ -17,9 +17,9 @@ namespace {
 class CurveTest : public RunFolder, public testing::WithParamInterface<const char*> {};
 
 TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
-  const Finished reference = sh(concat(
-      "\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() + "/tests/tools/reference_curve.py\" ",
-      folder.string(), " 20 2>/dev/null"));
+  const Finished reference =
+      sh(concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/tools/reference_curve.py\" ",
+                folder.string(), " 20 2>/dev/null"));
   ASSERT_EQ(reference.status, 0) << reference.output;
   write_file_atomically(folder / "run.json", R"({
   "model": {"type": "gpt", "layers": 2, "hidden": 32, "heads": 4, "sequence_length": 16, "vocab_size": 60, "init_from": "init.safetensors"},

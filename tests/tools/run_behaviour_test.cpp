@@ -22,6 +22,7 @@ using observe::all_observers;
 using observe::kTinyTokenizer;
 using observe::sample;
 using observe::training;
+using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
 using train::returned_block_bytes;
@@ -63,44 +64,39 @@ TEST_F(RunBehaviourTest, TokensWithATokenizerNeedNoVocabSize) {
   run["data"]["tokenizer"] = file("tokenizer.json", kTinyTokenizer);
   run["model"].erase("vocab_size");
   run["training"]["sample"] = {{"prompt", "ab"}, {"tokens", 5}};
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          sample(world, run);
-                          EXPECT_EQ(
-                              checkpoint::Checkpoint::open(out() / "checkpoints").entry("transformer.wte.weight").shape,
-                              (std::vector<int64_t>{6, 16}));
-                          const auto trained = generate::load(out());
-                          EXPECT_EQ(trained.model.shape().vocab_size, 6);
-                          ASSERT_NE(trained.tokenizer, nullptr);
-                          EXPECT_EQ(trained.tokenizer->decode(std::vector<int32_t>{5}), "abab");
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    sample(world, run);
+    EXPECT_EQ(checkpoint::Checkpoint::open(out() / "checkpoints").entry("transformer.wte.weight").shape,
+              (std::vector<int64_t>{6, 16}));
+    const auto trained = generate::load(out());
+    EXPECT_EQ(trained.model.shape().vocab_size, 6);
+    ASSERT_NE(trained.tokenizer, nullptr);
+    EXPECT_EQ(trained.tokenizer->decode(std::vector<int32_t>{5}), "abab");
+  });
 }
 
 // A resumed run keeps the type that the first one measured, whatever a measurement would say now.
 TEST_F(RunBehaviourTest, AutoKeepsTheTypeOfTheCheckpoint) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          for (const bool bf16 : {true, false}) {
-                            json run = common();
-                            run["engine"]["bf16"] = {{"enabled", bf16}};
-                            run_training(world, run);
-                            run["engine"]["bf16"]["enabled"] = "auto";
-                            run["training"]["steps"] = 3;
-                            run_training(world, run, /*resume=*/true);
-                            const auto saved = checkpoint::Checkpoint::open(out() / "checkpoints");
-                            EXPECT_THAT(saved.folder().filename(), "global_step3");
-                            EXPECT_EQ(saved.entry("transformer.wte.weight").dtype, bf16 ? "BF16" : "F32");
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    for (const bool bf16 : {true, false}) {
+      json run = common();
+      run["engine"]["bf16"] = {{"enabled", bf16}};
+      run_training(world, run);
+      run["engine"]["bf16"]["enabled"] = "auto";
+      run["training"]["steps"] = 3;
+      run_training(world, run, /*resume=*/true);
+      const auto saved = checkpoint::Checkpoint::open(out() / "checkpoints");
+      EXPECT_THAT(saved.folder().filename(), "global_step3");
+      EXPECT_EQ(saved.entry("transformer.wte.weight").dtype, bf16 ? "BF16" : "F32");
+    }
+  });
 }
 
 // Without the launcher, which makes the folder for its user only, the ranks do.
 TEST_F(RunBehaviourTest, WhatARunWritesIsForItsUserOnly) {
   const json run = common();
   const mode_t before = ::umask(0);
-  EXPECT_THAT(run_ranks(2, [&](comm::World& world) { run_training(world, run); }), IsEmpty());
+  on_ranks(2, [&](comm::World& world) { run_training(world, run); });
   ::umask(before);
   int files = 0;
   for (const auto& entry : fs::recursive_directory_iterator(out())) {
@@ -121,26 +117,23 @@ TEST_F(RunBehaviourTest, OneStageRecomputesToo) {
   recomputing["engine"]["pipeline"]["activation_checkpoint_interval"] = 1;
   const auto losses = [](comm::World& world, const json& config) { return training(world, config)["steps"]; };
   for (const int ranks : {1, 2}) {
-    EXPECT_THAT(run_ranks(ranks,
-                          [&](comm::World& world) {
-                            const config::RunConfig config = read(recomputing);
-                            const data::Datasets datasets = data::make_datasets(config.data);
-                            const Task task = train::Registry().make_task({config, datasets});
-                            ASSERT_NE(task.pipeline, nullptr);
-                            EXPECT_EQ(task.pipeline->options().activation_checkpoint_interval, 1);
-                            const json kept = losses(world, run);
-                            EXPECT_EQ(losses(world, recomputing), kept);
-                            json sharded = recomputing;
-                            sharded["engine"]["zero_optimization"] = {{"stage", 3},
-                                                                      {"stage3_param_persistence_threshold", 0}};
-                            EXPECT_EQ(losses(world, sharded), kept);
-                            json free = run;
-                            free["engine"]["gradient_clipping"] = 0;
-                            json stepping = recomputing;
-                            stepping["engine"].update({{"gradient_clipping", 0}, {"step_in_backward", true}});
-                            EXPECT_EQ(losses(world, stepping), losses(world, free));
-                          }),
-                IsEmpty());
+    on_ranks(ranks, [&](comm::World& world) {
+      const config::RunConfig config = read(recomputing);
+      const data::Datasets datasets = data::make_datasets(config.data);
+      const Task task = train::Registry().make_task({config, datasets});
+      ASSERT_NE(task.pipeline, nullptr);
+      EXPECT_EQ(task.pipeline->options().activation_checkpoint_interval, 1);
+      const json kept = losses(world, run);
+      EXPECT_EQ(losses(world, recomputing), kept);
+      json sharded = recomputing;
+      sharded["engine"]["zero_optimization"] = {{"stage", 3}, {"stage3_param_persistence_threshold", 0}};
+      EXPECT_EQ(losses(world, sharded), kept);
+      json free = run;
+      free["engine"]["gradient_clipping"] = 0;
+      json stepping = recomputing;
+      stepping["engine"].update({{"gradient_clipping", 0}, {"step_in_backward", true}});
+      EXPECT_EQ(losses(world, stepping), losses(world, free));
+    });
   }
 }
 

@@ -19,9 +19,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 constexpr int64_t kHidden = 8;
 
@@ -119,15 +119,13 @@ class RegistryTest : public testing::Test {
   }
   std::vector<monitor::StepMetrics> steps(int ranks, const std::string& out,
                                           const std::vector<std::string>& overrides) const {
-    EXPECT_THAT(run_ranks(ranks,
-                          [&](comm::World& world) {
-                            TrainCommand command;
-                            command.run_file = folder_ / "run.json";
-                            command.out = folder_ / out;
-                            command.overrides = overrides;
-                            EXPECT_EQ(train(command, registry_, world), 0);
-                          }),
-                IsEmpty());
+    on_ranks(ranks, [&](comm::World& world) {
+      TrainCommand command;
+      command.run_file = folder_ / "run.json";
+      command.out = folder_ / out;
+      command.overrides = overrides;
+      EXPECT_EQ(train(command, registry_, world), 0);
+    });
     return monitor::read_metrics(folder_ / out / "metrics.jsonl");
   }
 

@@ -19,6 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using precision::Type;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -65,30 +66,27 @@ class AveragingResumeTest : public testing::TestWithParam<Resumed>, protected Ch
 // A rank that has skipped a step alone is behind in its schedule, and goes on behind.
 TEST_P(AveragingResumeTest, ARunGoesOnBitForBit) {
   const Resumed& one = GetParam();
-  EXPECT_THAT(run_ranks(one.stages * one.tensor == 1 ? 3 : 4,
-                        [&](comm::World& world) {
-                          AveragingRun whole(world, one.config(), one.stages, one.tensor);
-                          const int64_t alone =
-                              one.stages == 1 && one.tensor == 1 && whole.engine().group().rank() == 1 ? 1 : 0;
-                          whole.not_finite_in = alone == 1 ? 5 : -1;
-                          whole.train(6);
-                          EXPECT_EQ(whole.engine().skipped_steps(), alone);
-                          whole.engine().save_checkpoint(folder_);
-                          const double loss = whole.train(5);
-                          AveragingRun resumed(world, one.config(), one.stages, one.tensor);
-                          resumed.train(2); // what a load has to forget
-                          resumed.engine().load_checkpoint(folder_);
-                          EXPECT_EQ(resumed.engine().skipped_steps(), alone);
-                          EXPECT_EQ(resumed.train(5), loss);
-                          EXPECT_EQ(resumed.engine().get_lr(), whole.engine().get_lr());
-                          EXPECT_EQ(resumed.made.optimizer->steps(), whole.made.optimizer->steps());
-                          for (size_t i = 0; i < whole.parameters().size(); ++i) {
-                            EXPECT_TRUE(whole.parameters()[i].equal(resumed.parameters()[i])) << "parameter " << i;
-                          }
-                          const double next = whole.train(1); // masters and states too
-                          EXPECT_EQ(resumed.train(1), next);
-                        }),
-              IsEmpty());
+  on_ranks(one.stages * one.tensor == 1 ? 3 : 4, [&](comm::World& world) {
+    AveragingRun whole(world, one.config(), one.stages, one.tensor);
+    const int64_t alone = one.stages == 1 && one.tensor == 1 && whole.engine().group().rank() == 1 ? 1 : 0;
+    whole.not_finite_in = alone == 1 ? 5 : -1;
+    whole.train(6);
+    EXPECT_EQ(whole.engine().skipped_steps(), alone);
+    whole.engine().save_checkpoint(folder_);
+    const double loss = whole.train(5);
+    AveragingRun resumed(world, one.config(), one.stages, one.tensor);
+    resumed.train(2); // what a load has to forget
+    resumed.engine().load_checkpoint(folder_);
+    EXPECT_EQ(resumed.engine().skipped_steps(), alone);
+    EXPECT_EQ(resumed.train(5), loss);
+    EXPECT_EQ(resumed.engine().get_lr(), whole.engine().get_lr());
+    EXPECT_EQ(resumed.made.optimizer->steps(), whole.made.optimizer->steps());
+    for (size_t i = 0; i < whole.parameters().size(); ++i) {
+      EXPECT_TRUE(whole.parameters()[i].equal(resumed.parameters()[i])) << "parameter " << i;
+    }
+    const double next = whole.train(1); // masters and states too
+    EXPECT_EQ(resumed.train(1), next);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -129,19 +127,16 @@ INSTANTIATE_TEST_SUITE_P(
 class AveragingCheckpointTest : public testing::Test, protected CheckpointFolder {};
 
 TEST_F(AveragingCheckpointTest, BetweenTwoMeetingsASaveNamesTheNext) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          AveragingRun run(world, averaging_config({.every = 3}));
-                          run.engine().save_checkpoint(folder_, "first");
-                          run.train(4);
-                          EXPECT_THAT(
-                              test::error_of([&] { run.engine().save_checkpoint(folder_); }),
-                              testing::AllOf(HasSubstr("after step 4: the ranks are between two averaging steps"),
-                                             HasSubstr("the next is step 6")));
-                          run.train(2);
-                          run.engine().save_checkpoint(folder_);
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    AveragingRun run(world, averaging_config({.every = 3}));
+    run.engine().save_checkpoint(folder_, "first");
+    run.train(4);
+    EXPECT_THAT(test::error_of([&] { run.engine().save_checkpoint(folder_); }),
+                testing::AllOf(HasSubstr("after step 4: the ranks are between two averaging steps"),
+                               HasSubstr("the next is step 6")));
+    run.train(2);
+    run.engine().save_checkpoint(folder_);
+  });
 }
 
 std::map<std::string, at::Tensor> states_of(AveragingRun& run) {
@@ -158,13 +153,11 @@ std::map<std::string, at::Tensor> states_of(AveragingRun& run) {
 // are a part of that.
 TEST_F(AveragingCheckpointTest, AnotherNumberOfReplicasGoesOn) {
   std::map<std::string, at::Tensor> saved[2];
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          AveragingRun run(world, averaging_config({.every = 3}, true));
-                          run.train(3);
-                          run.engine().save_checkpoint(folder_);
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    AveragingRun run(world, averaging_config({.every = 3}, true));
+    run.train(3);
+    run.engine().save_checkpoint(folder_);
+  });
   for (const int replicas : {3, 1}) {
     for (const bool together : {false, true}) {
       EXPECT_THAT(
@@ -199,63 +192,53 @@ TEST_F(AveragingCheckpointTest, AnotherNumberOfReplicasGoesOn) {
 // A run whose replicas have no states of their own begins with the mean of those that a checkpoint has: what it saves
 // next is of all of them.
 TEST_F(AveragingCheckpointTest, StatesThatAreAveragedFromNowOnBeginAsTheirMean) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          AveragingRun run(world, averaging_config({.every = 3}, true));
-                          run.train(3);
-                          run.engine().save_checkpoint(folder_);
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    AveragingRun run(world, averaging_config({.every = 3}, true));
+    run.train(3);
+    run.engine().save_checkpoint(folder_);
+  });
   for (const auto states : {AveragingOptions::States::average, AveragingOptions::States::reset}) {
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            const auto checkpoint = checkpoint::Checkpoint::open(folder_);
-                            AveragingRun run(world, averaging_config({.every = 3, .states = states}, true));
-                            run.engine().load_checkpoint(folder_);
-                            for (const auto& [name, values] : states_of(run)) {
-                              const at::Tensor mean = (checkpoint.read("replica0/" + name).flatten() +
-                                                       checkpoint.read("replica1/" + name).flatten()) /
-                                                      2;
-                              EXPECT_TRUE(torch::allclose(values, mean, 1e-6, 0))
-                                  << name << " of rank " << world.rank();
-                            }
-                          }),
-                IsEmpty());
+    on_ranks(2, [&](comm::World& world) {
+      const auto checkpoint = checkpoint::Checkpoint::open(folder_);
+      AveragingRun run(world, averaging_config({.every = 3, .states = states}, true));
+      run.engine().load_checkpoint(folder_);
+      for (const auto& [name, values] : states_of(run)) {
+        const at::Tensor mean =
+            (checkpoint.read("replica0/" + name).flatten() + checkpoint.read("replica1/" + name).flatten()) / 2;
+        EXPECT_TRUE(torch::allclose(values, mean, 1e-6, 0)) << name << " of rank " << world.rank();
+      }
+    });
   }
 }
 
 TEST_F(AveragingCheckpointTest, ContinuesARunOfRanksThatStepTogether) {
   const AveragingOptions options{.every = 4, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9};
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          AveragingRun together(world, averaging_config({}, true));
-                          together.train(3); // a step at which the ranks would not meet
-                          together.engine().save_checkpoint(folder_);
-                          const auto expected = states_of(together);
-                          AveragingRun run(world, averaging_config(options, true));
-                          run.train(5); // momentum that a load has to forget
-                          run.engine().load_checkpoint(folder_);
-                          for (const auto& [name, values] : states_of(run)) {
-                            EXPECT_TRUE(values.equal(expected.at(name))) << name;
-                          }
-                          const auto start = run.copied_parameters();
-                          run.train(1); // 4: a meeting after a round of one step
-                          for (size_t i = 0; i < start.size(); ++i) {
-                            EXPECT_TRUE(start[i].equal(together.parameters()[i]));
-                          }
-                          AveragingRun mean(world, averaging_config({.every = 4}, true));
-                          mean.engine().load_checkpoint(folder_);
-                          mean.train(1);
-                          for (size_t i = 0; i < start.size();
-                               ++i) { // with no momentum yet: 0.7 * (1 + 0.9) of the way
-                            const at::Tensor moved = (start[i] - mean.parameters()[i]) * (0.7 * 1.9);
-                            EXPECT_TRUE(torch::allclose(run.parameters()[i], start[i] - moved, 1e-5, 1e-6))
-                                << "parameter " << i;
-                          }
-                          run.train(4);
-                          run.engine().save_checkpoint(folder_);
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    AveragingRun together(world, averaging_config({}, true));
+    together.train(3); // a step at which the ranks would not meet
+    together.engine().save_checkpoint(folder_);
+    const auto expected = states_of(together);
+    AveragingRun run(world, averaging_config(options, true));
+    run.train(5); // momentum that a load has to forget
+    run.engine().load_checkpoint(folder_);
+    for (const auto& [name, values] : states_of(run)) {
+      EXPECT_TRUE(values.equal(expected.at(name))) << name;
+    }
+    const auto start = run.copied_parameters();
+    run.train(1); // 4: a meeting after a round of one step
+    for (size_t i = 0; i < start.size(); ++i) {
+      EXPECT_TRUE(start[i].equal(together.parameters()[i]));
+    }
+    AveragingRun mean(world, averaging_config({.every = 4}, true));
+    mean.engine().load_checkpoint(folder_);
+    mean.train(1);
+    for (size_t i = 0; i < start.size(); ++i) { // with no momentum yet: 0.7 * (1 + 0.9) of the way
+      const at::Tensor moved = (start[i] - mean.parameters()[i]) * (0.7 * 1.9);
+      EXPECT_TRUE(torch::allclose(run.parameters()[i], start[i] - moved, 1e-5, 1e-6)) << "parameter " << i;
+    }
+    run.train(4);
+    run.engine().save_checkpoint(folder_);
+  });
 }
 
 } // namespace

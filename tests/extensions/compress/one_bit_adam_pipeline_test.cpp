@@ -11,8 +11,8 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
-using testing::IsEmpty;
 
 struct OneBitPipeline {
   std::shared_ptr<pipeline::PipelineModule> model;
@@ -40,60 +40,52 @@ struct OneBitPipeline {
 
 // The copies of a tied weight on the first and the last stage stay the same to the bit, and so do replicas.
 TEST(OneBitAdamPipelineTest, TwoStagesWithTwoReplicasLearnAsOneStageDoes) {
-  EXPECT_THAT(
-      run_ranks(
-          4,
-          [](comm::World& world) {
-            torch::manual_seed(7);
-            OneBitPipeline run(world, 2, one_bit_config(10, 4, 1.0));
-            const std::vector<double> losses = run.train(40);
-            expect_equal_on(run.made.engine->group(), run.made.engine->module(), "of one stage");
-            at::Tensor tied = torch::zeros({1}, torch::kInt64);
-            int64_t copies = 0;
-            for (const auto& item : run.made.engine->module().named_parameters()) {
-              if (item.value().sizes().equals({31, 16})) {
-                ++copies;
-                tied[0] = item.value().detach().contiguous().view(torch::kInt32).to(torch::kInt64).sum();
-              }
-            }
-            ASSERT_EQ(copies, 1);
-            const at::Tensor all = torch::empty({world.size()}, torch::kInt64);
-            world.group().all_gather(all, tied).wait();
-            EXPECT_TRUE(all.eq(tied).all().item<bool>()) << all;
-            // The same with all layers on each of the four ranks.
-            torch::manual_seed(7);
-            OneBitPipeline flat(world, 1, one_bit_config(10, 4, 1.0));
-            const std::vector<double> whole = flat.train(40);
-            for (int step = 0; step < 40; ++step) {
-              EXPECT_NEAR(losses[static_cast<size_t>(step)], whole[static_cast<size_t>(step)], step < 10 ? 1e-4 : 0.35)
-                  << "step " << step;
-            }
-            EXPECT_LT(losses.back(), losses[10]);
-          }),
-      IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    torch::manual_seed(7);
+    OneBitPipeline run(world, 2, one_bit_config(10, 4, 1.0));
+    const std::vector<double> losses = run.train(40);
+    expect_equal_on(run.made.engine->group(), run.made.engine->module(), "of one stage");
+    at::Tensor tied = torch::zeros({1}, torch::kInt64);
+    int64_t copies = 0;
+    for (const auto& item : run.made.engine->module().named_parameters()) {
+      if (item.value().sizes().equals({31, 16})) {
+        ++copies;
+        tied[0] = item.value().detach().contiguous().view(torch::kInt32).to(torch::kInt64).sum();
+      }
+    }
+    ASSERT_EQ(copies, 1);
+    const at::Tensor all = torch::empty({world.size()}, torch::kInt64);
+    world.group().all_gather(all, tied).wait();
+    EXPECT_TRUE(all.eq(tied).all().item<bool>()) << all;
+    // The same with all layers on each of the four ranks.
+    torch::manual_seed(7);
+    OneBitPipeline flat(world, 1, one_bit_config(10, 4, 1.0));
+    const std::vector<double> whole = flat.train(40);
+    for (int step = 0; step < 40; ++step) {
+      EXPECT_NEAR(losses[static_cast<size_t>(step)], whole[static_cast<size_t>(step)], step < 10 ? 1e-4 : 0.35)
+          << "step " << step;
+    }
+    EXPECT_LT(losses.back(), losses[10]);
+  });
 }
 
 TEST(OneBitAdamPipelineTest, ResumedIsUninterruptedBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_one_bit_pipeline_", ::getpid());
-  EXPECT_THAT(
-      run_ranks(
-          4,
-          [folder](comm::World& world) {
-            for (const int stage : {0, 1}) {
-              const config::EngineConfig config = one_bit_config(3, 4, 1.0, 48, stage);
-              OneBitPipeline whole(world, 2, config);
-              whole.train(6);
-              whole.made.engine->save_checkpoint(folder);
-              const std::vector<double> losses = whole.train(4);
-              torch::manual_seed(8);
-              OneBitPipeline second(world, 2, config);
-              second.made.engine->load_checkpoint(folder);
-              EXPECT_EQ(second.train(4), losses) << "ZeRO stage " << stage;
-              EXPECT_TRUE(fingerprint(second.made.engine->module()).equal(fingerprint(whole.made.engine->module())))
-                  << "ZeRO stage " << stage;
-            }
-          }),
-      IsEmpty());
+  on_ranks(4, [folder](comm::World& world) {
+    for (const int stage : {0, 1}) {
+      const config::EngineConfig config = one_bit_config(3, 4, 1.0, 48, stage);
+      OneBitPipeline whole(world, 2, config);
+      whole.train(6);
+      whole.made.engine->save_checkpoint(folder);
+      const std::vector<double> losses = whole.train(4);
+      torch::manual_seed(8);
+      OneBitPipeline second(world, 2, config);
+      second.made.engine->load_checkpoint(folder);
+      EXPECT_EQ(second.train(4), losses) << "ZeRO stage " << stage;
+      EXPECT_TRUE(fingerprint(second.made.engine->module()).equal(fingerprint(whole.made.engine->module())))
+          << "ZeRO stage " << stage;
+    }
+  });
   fs::remove_all(folder);
 }
 

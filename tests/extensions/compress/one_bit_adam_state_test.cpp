@@ -13,6 +13,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -52,87 +53,76 @@ void expect_resumed_equals_uninterrupted(comm::World& world, const config::Engin
 
 TEST_P(OneBitAdamStateTest, ResumedIsUninterruptedBitForBit) {
   const fs::path folder = folder_;
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [folder](comm::World& world) {
-                          for (const int save_after : {2, 4, 7}) { // in the warm-up, at its end, after it
-                            expect_resumed_equals_uninterrupted(world, one_bit_config(4, 2, 1.0), folder, save_after);
-                          }
-                          for (const int stage : {0, 1}) {
-                            config::EngineConfig bf16 = one_bit_config(4, 1, 1.0, 48, stage);
-                            bf16.precision.compute = precision::Type::bf16;
-                            expect_resumed_equals_uninterrupted(world, bf16, folder, 7);
-                          }
-                          expect_resumed_equals_uninterrupted(world, one_bit_config(4, 2, 1.0, 48, 1), folder, 7);
-                        }),
-              IsEmpty());
+  on_ranks(GetParam(), [folder](comm::World& world) {
+    for (const int save_after : {2, 4, 7}) { // in the warm-up, at its end, after it
+      expect_resumed_equals_uninterrupted(world, one_bit_config(4, 2, 1.0), folder, save_after);
+    }
+    for (const int stage : {0, 1}) {
+      config::EngineConfig bf16 = one_bit_config(4, 1, 1.0, 48, stage);
+      bf16.precision.compute = precision::Type::bf16;
+      expect_resumed_equals_uninterrupted(world, bf16, folder, 7);
+    }
+    expect_resumed_equals_uninterrupted(world, one_bit_config(4, 2, 1.0, 48, 1), folder, 7);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, OneBitAdamStateTest, testing::Values(1, 2, 3));
 
 TEST_F(OneBitAdamStateTest, WithAnotherNumberOfRanksTheErrorsBeginAtZero) {
   const fs::path folder = folder_;
-  EXPECT_THAT(run_ranks(3,
-                        [folder](comm::World& world) {
-                          SmallRun run(world, one_bit_config(3));
-                          for (int step = 0; step < 6; ++step) {
-                            run.engine().train_batch();
-                          }
-                          run.engine().save_checkpoint(folder);
-                        }),
-              IsEmpty());
-  EXPECT_THAT(
-      run_ranks(
-          2,
-          [folder](comm::World& world) {
-            std::vector<std::string> lines;
-            log::set_sink([&](const std::string& line) { lines.push_back(line); });
-            SmallRun run(world, one_bit_config(3));
-            run.engine().load_checkpoint(folder);
-            log::set_sink(nullptr);
-            if (world.rank() == 0) {
-              EXPECT_THAT(
-                  lines,
+  on_ranks(3, [folder](comm::World& world) {
+    SmallRun run(world, one_bit_config(3));
+    for (int step = 0; step < 6; ++step) {
+      run.engine().train_batch();
+    }
+    run.engine().save_checkpoint(folder);
+  });
+  on_ranks(2, [folder](comm::World& world) {
+    std::vector<std::string> lines;
+    log::set_sink([&](const std::string& line) { lines.push_back(line); });
+    SmallRun run(world, one_bit_config(3));
+    run.engine().load_checkpoint(folder);
+    log::set_sink(nullptr);
+    if (world.rank() == 0) {
+      EXPECT_THAT(lines,
                   testing::Contains(HasSubstr(
                       "the checkpoint is from 3 data ranks, this run has 2; the errors of compression begin at zero")));
-            }
-            const auto before = states_of(run);
-            run.engine().train_batch();
-            for (const auto& [name, values] : states_of(run)) { // the warm-up is over
-              EXPECT_EQ(values.equal(before.at(name)), name.starts_with("exp_avg_sq/")) << name;
-            }
-            expect_equal_on(world.group(), *run.model, "after a step");
-          }),
-      IsEmpty());
+    }
+    const auto before = states_of(run);
+    run.engine().train_batch();
+    for (const auto& [name, values] : states_of(run)) { // the warm-up is over
+      EXPECT_EQ(values.equal(before.at(name)), name.starts_with("exp_avg_sq/")) << name;
+    }
+    expect_equal_on(world.group(), *run.model, "after a step");
+  });
 }
 
 TEST_F(OneBitAdamStateTest, ContinuesACheckpointOfAdamWAndTheOtherWayRound) {
   const fs::path folder = folder_;
-  EXPECT_THAT(run_ranks(2,
-                        [folder](comm::World& world) {
-                          SmallRun adam(world, small_config(48, 1, 0));
-                          for (int step = 0; step < 5; ++step) {
-                            adam.engine().train_batch();
-                          }
-                          adam.engine().save_checkpoint(folder);
-                          SmallRun run(world, one_bit_config(7));
-                          run.engine().load_checkpoint(folder);
-                          std::vector<std::map<std::string, at::Tensor>> states;
-                          for (int step = 6; step <= 8; ++step) {
-                            run.engine().train_batch();
-                            states.push_back(states_of(run));
-                          }
-                          for (const auto& [name, values] : states[1]) {
-                            EXPECT_FALSE(values.equal(states[0].at(name))) << name; // step 7 is Adam's
-                            EXPECT_EQ(values.equal(states[2].at(name)), name.starts_with("exp_avg_sq/")) << name;
-                          }
-                          run.engine().save_checkpoint(folder);
-                          adam.engine().load_checkpoint(folder);
-                          adam.engine().train_batch();
-                          for (const auto& [name, values] : states_of(adam)) {
-                            EXPECT_FALSE(values.equal(states[2].at(name))) << name;
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [folder](comm::World& world) {
+    SmallRun adam(world, small_config(48, 1, 0));
+    for (int step = 0; step < 5; ++step) {
+      adam.engine().train_batch();
+    }
+    adam.engine().save_checkpoint(folder);
+    SmallRun run(world, one_bit_config(7));
+    run.engine().load_checkpoint(folder);
+    std::vector<std::map<std::string, at::Tensor>> states;
+    for (int step = 6; step <= 8; ++step) {
+      run.engine().train_batch();
+      states.push_back(states_of(run));
+    }
+    for (const auto& [name, values] : states[1]) {
+      EXPECT_FALSE(values.equal(states[0].at(name))) << name; // step 7 is Adam's
+      EXPECT_EQ(values.equal(states[2].at(name)), name.starts_with("exp_avg_sq/")) << name;
+    }
+    run.engine().save_checkpoint(folder);
+    adam.engine().load_checkpoint(folder);
+    adam.engine().train_batch();
+    for (const auto& [name, values] : states_of(adam)) {
+      EXPECT_FALSE(values.equal(states[2].at(name))) << name;
+    }
+  });
 }
 
 data::Batch the_batch(const comm::World& world) {
@@ -141,41 +131,37 @@ data::Batch the_batch(const comm::World& world) {
 
 // A gradient of NaN on one rank, under a finite loss: a step of which nothing stays, neither in moments nor in errors.
 TEST(OneBitAdamSkipTest, AStepThatIsSkippedLeavesNoTrace) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          for (const auto& [fp16, stage] : {std::pair(false, 0), {true, 0}, {false, 1}}) {
-                            config::EngineConfig config = one_bit_config(3, 1, 0, 6, stage);
-                            if (fp16) {
-                              config.precision.compute = precision::Type::fp16;
-                              config.precision.loss_scale.initial_scale_power = 8;
-                            }
-                            const auto train = [&](bool fails) {
-                              torch::manual_seed(7);
-                              SmallRun run(world, config);
-                              for (int step = 0; step < 8; ++step) {
-                                const at::Tensor loss = run.engine().forward(the_batch(world));
-                                if (fails && step == 5) {
-                                  run.engine().backward(loss);
-                                  run.engine().step();
-                                  const at::Tensor second = run.engine().forward(the_batch(world));
-                                  const at::Tensor weight = run.model->parameters().back();
-                                  run.engine().backward(
-                                      world.rank() == 1
-                                          ? second + (at::sqrt((weight * 0).sum()) * 0).to(second.scalar_type())
-                                          : second);
-                                  run.engine().step();
-                                  EXPECT_EQ(run.engine().skipped_steps(), 1);
-                                } else {
-                                  run.engine().backward(loss);
-                                  run.engine().step();
-                                }
-                              }
-                              return fingerprint(*run.model);
-                            };
-                            EXPECT_TRUE(train(true).equal(train(false))) << "fp16 " << fp16 << ", ZeRO stage " << stage;
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    for (const auto& [fp16, stage] : {std::pair(false, 0), {true, 0}, {false, 1}}) {
+      config::EngineConfig config = one_bit_config(3, 1, 0, 6, stage);
+      if (fp16) {
+        config.precision.compute = precision::Type::fp16;
+        config.precision.loss_scale.initial_scale_power = 8;
+      }
+      const auto train = [&](bool fails) {
+        torch::manual_seed(7);
+        SmallRun run(world, config);
+        for (int step = 0; step < 8; ++step) {
+          const at::Tensor loss = run.engine().forward(the_batch(world));
+          if (fails && step == 5) {
+            run.engine().backward(loss);
+            run.engine().step();
+            const at::Tensor second = run.engine().forward(the_batch(world));
+            const at::Tensor weight = run.model->parameters().back();
+            run.engine().backward(
+                world.rank() == 1 ? second + (at::sqrt((weight * 0).sum()) * 0).to(second.scalar_type()) : second);
+            run.engine().step();
+            EXPECT_EQ(run.engine().skipped_steps(), 1);
+          } else {
+            run.engine().backward(loss);
+            run.engine().step();
+          }
+        }
+        return fingerprint(*run.model);
+      };
+      EXPECT_TRUE(train(true).equal(train(false))) << "fp16 " << fp16 << ", ZeRO stage " << stage;
+    }
+  });
 }
 
 /// Two weights; a batch says how much of each is used.

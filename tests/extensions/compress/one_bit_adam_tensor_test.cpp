@@ -15,9 +15,9 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 /// A GPT whose layers are split among `tensor` ranks.
 struct SplitRun {
@@ -67,47 +67,39 @@ std::vector<double> train_split(comm::World& world, int tensor, bool sequence_pa
 }
 
 TEST(OneBitAdamTensorTest, SplitLayersLearnAsWholeOnesDo) {
-  EXPECT_THAT(
-      run_ranks(
-          4,
-          [](comm::World& world) {
-            const std::vector<double> whole = train_split(world, 1, false, 40);
-            for (const bool sequence_parallel : {false, true}) {
-              const std::vector<double> split = train_split(world, 2, sequence_parallel, 40);
-              for (int step = 0; step < 40; ++step) {
-                EXPECT_NEAR(split[static_cast<size_t>(step)], whole[static_cast<size_t>(step)], step < 10 ? 1e-4 : 0.35)
-                    << "step " << step << ", sequence parallelism " << sequence_parallel;
-              }
-              EXPECT_LT(split.back(), split[10]);
-            }
-          }),
-      IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    const std::vector<double> whole = train_split(world, 1, false, 40);
+    for (const bool sequence_parallel : {false, true}) {
+      const std::vector<double> split = train_split(world, 2, sequence_parallel, 40);
+      for (int step = 0; step < 40; ++step) {
+        EXPECT_NEAR(split[static_cast<size_t>(step)], whole[static_cast<size_t>(step)], step < 10 ? 1e-4 : 0.35)
+            << "step " << step << ", sequence parallelism " << sequence_parallel;
+      }
+      EXPECT_LT(split.back(), split[10]);
+    }
+  });
 }
 
 // Gradients of one bit, then replicas that step by themselves: what tensor ranks have whole stays the same on them.
 TEST(ZeroOneAdamTensorTest, SplitLayersLearnAsWholeOnesDo) {
-  EXPECT_THAT(
-      run_ranks(
-          4,
-          [](comm::World& world) {
-            config::EngineConfig config = one_bit_config(10, 1, 1.0, 24);
-            optim::ZeroOneAdamOptions zero_one;
-            zero_one.lr = 0.01;
-            zero_one.beta2 = kBeta2;
-            zero_one.var_freeze_step = 20;
-            zero_one.var_update_scaler = 6;
-            zero_one.local_step_scaler = 5;
-            zero_one.local_step_clipper = 2;
-            config.optimizer->rule = zero_one;
-            const std::vector<double> whole = train_split(world, 1, false, 40, config),
-                                      split = train_split(world, 2, false, 40, config);
-            for (int step = 0; step < 40; ++step) {
-              EXPECT_NEAR(split[static_cast<size_t>(step)], whole[static_cast<size_t>(step)], step < 6 ? 1e-4 : 0.35)
-                  << "step " << step;
-            }
-            EXPECT_LT(split.back(), split[6]);
-          }),
-      IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    config::EngineConfig config = one_bit_config(10, 1, 1.0, 24);
+    optim::ZeroOneAdamOptions zero_one;
+    zero_one.lr = 0.01;
+    zero_one.beta2 = kBeta2;
+    zero_one.var_freeze_step = 20;
+    zero_one.var_update_scaler = 6;
+    zero_one.local_step_scaler = 5;
+    zero_one.local_step_clipper = 2;
+    config.optimizer->rule = zero_one;
+    const std::vector<double> whole = train_split(world, 1, false, 40, config),
+                              split = train_split(world, 2, false, 40, config);
+    for (int step = 0; step < 40; ++step) {
+      EXPECT_NEAR(split[static_cast<size_t>(step)], whole[static_cast<size_t>(step)], step < 6 ? 1e-4 : 0.35)
+          << "step " << step;
+    }
+    EXPECT_LT(split.back(), split[6]);
+  });
 }
 
 class CompressedTensorStateTest : public testing::Test {
@@ -129,29 +121,25 @@ class CompressedTensorStateTest : public testing::Test {
                       bool sequence_after) {
     std::string logged;
     const fs::path folder = folder_;
-    EXPECT_THAT(run_ranks(2 * before,
-                          [&](comm::World& world) {
-                            SplitRun run(world, before, sequence_before, config);
-                            run.train(6);
-                            run.made.engine->save_checkpoint(folder, "six");
-                          }),
-                IsEmpty());
-    EXPECT_THAT(run_ranks(2 * after,
-                          [&](comm::World& world) {
-                            std::string lines;
-                            log::set_sink([&](const std::string& line) { lines += line; });
-                            SplitRun run(world, after, sequence_after, config);
-                            run.made.engine->load_checkpoint(folder, "six");
-                            log::set_sink(nullptr);
-                            for (const double loss : run.train(3)) {
-                              EXPECT_TRUE(std::isfinite(loss));
-                            }
-                            run.made.engine->save_checkpoint(folder, "nine");
-                            if (world.rank() == 0) {
-                              std::ofstream(folder / "lines") << lines;
-                            }
-                          }),
-                IsEmpty());
+    on_ranks(2 * before, [&](comm::World& world) {
+      SplitRun run(world, before, sequence_before, config);
+      run.train(6);
+      run.made.engine->save_checkpoint(folder, "six");
+    });
+    on_ranks(2 * after, [&](comm::World& world) {
+      std::string lines;
+      log::set_sink([&](const std::string& line) { lines += line; });
+      SplitRun run(world, after, sequence_after, config);
+      run.made.engine->load_checkpoint(folder, "six");
+      log::set_sink(nullptr);
+      for (const double loss : run.train(3)) {
+        EXPECT_TRUE(std::isfinite(loss));
+      }
+      run.made.engine->save_checkpoint(folder, "nine");
+      if (world.rank() == 0) {
+        std::ofstream(folder / "lines") << lines;
+      }
+    });
     std::ifstream in(folder / "lines");
     logged.assign(std::istreambuf_iterator<char>(in), {});
     fs::remove_all(folder);
@@ -163,22 +151,20 @@ class CompressedTensorStateTest : public testing::Test {
 // On two data x two tensor ranks.
 TEST_F(CompressedTensorStateTest, ResumedIsUninterruptedBitForBit) {
   const fs::path folder = folder_;
-  EXPECT_THAT(run_ranks(4,
-                        [&](comm::World& world) {
-                          for (const auto& [name, config] : configs()) {
-                            for (const bool sequence_parallel : {false, true}) {
-                              SCOPED_TRACE(concat(name, ", sequence parallelism ", sequence_parallel));
-                              SplitRun whole(world, 2, sequence_parallel, config);
-                              whole.train(5);
-                              whole.made.engine->save_checkpoint(folder);
-                              SplitRun second(world, 2, sequence_parallel, config);
-                              second.train(2); // errors of its own, which the load replaces
-                              second.made.engine->load_checkpoint(folder);
-                              EXPECT_EQ(second.train(4), whole.train(4));
-                            }
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(4, [&](comm::World& world) {
+    for (const auto& [name, config] : configs()) {
+      for (const bool sequence_parallel : {false, true}) {
+        SCOPED_TRACE(concat(name, ", sequence parallelism ", sequence_parallel));
+        SplitRun whole(world, 2, sequence_parallel, config);
+        whole.train(5);
+        whole.made.engine->save_checkpoint(folder);
+        SplitRun second(world, 2, sequence_parallel, config);
+        second.train(2); // errors of its own, which the load replaces
+        second.made.engine->load_checkpoint(folder);
+        EXPECT_EQ(second.train(4), whole.train(4));
+      }
+    }
+  });
 }
 
 TEST_F(CompressedTensorStateTest, WithOtherTensorRanksTheErrorsBeginAtZeroAndARunGoesOn) {

@@ -16,6 +16,7 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -32,29 +33,25 @@ class OneBitAdamTest : public testing::TestWithParam<std::tuple<int, int>> {
 };
 
 TEST_P(OneBitAdamTest, TheWarmUpIsAdamBitForBit) {
-  EXPECT_THAT(
-      run_ranks(
-          ranks(),
-          [](comm::World& world) {
-            for (const int64_t accumulation : {1, 2}) {
-              config::EngineConfig config = small_config(48, accumulation);
-              config.zero.stage = stage();
-              torch::manual_seed(7);
-              SmallRun adam(world, config);
-              torch::manual_seed(7);
-              SmallRun one_bit(world, one_bit_config(100, accumulation, 1.0, 48, stage()));
-              for (int step = 0; step < 6; ++step) {
-                EXPECT_EQ(one_bit.engine().train_batch().item<double>(), adam.engine().train_batch().item<double>())
-                    << "step " << step;
-              }
-              const auto ours = states_of(one_bit), theirs = states_of(adam);
-              ASSERT_EQ(ours.size(), theirs.size());
-              for (const auto& [name, values] : theirs) {
-                EXPECT_TRUE(ours.at(name).equal(values)) << name;
-              }
-            }
-          }),
-      IsEmpty());
+  on_ranks(ranks(), [](comm::World& world) {
+    for (const int64_t accumulation : {1, 2}) {
+      config::EngineConfig config = small_config(48, accumulation);
+      config.zero.stage = stage();
+      torch::manual_seed(7);
+      SmallRun adam(world, config);
+      torch::manual_seed(7);
+      SmallRun one_bit(world, one_bit_config(100, accumulation, 1.0, 48, stage()));
+      for (int step = 0; step < 6; ++step) {
+        EXPECT_EQ(one_bit.engine().train_batch().item<double>(), adam.engine().train_batch().item<double>())
+            << "step " << step;
+      }
+      const auto ours = states_of(one_bit), theirs = states_of(adam);
+      ASSERT_EQ(ours.size(), theirs.size());
+      for (const auto& [name, values] : theirs) {
+        EXPECT_TRUE(ours.at(name).equal(values)) << name;
+      }
+    }
+  });
 }
 
 /// The samples of step `number` that one rank of the data axis has.
@@ -213,69 +210,63 @@ Trained trained(comm::World& world, config::EngineConfig config, bool bf16) {
 // Biases of keys have no gradient but rounding errors: what travels is in units of their second moments' roots, or they
 // would step a thousand times too far.
 TEST(OneBitAdamCurveTest, LearnsAsAdamDoesInFp32AndInBf16) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          for (const bool bf16 : {false, true}) {
-                            const Trained exact = trained(world, small_config(48, 1), bf16),
-                                          compressed = trained(world, one_bit_config(40, 1, 1.0), bf16);
-                            EXPECT_LT(exact.last, 1.3);
-                            EXPECT_NEAR(compressed.last, exact.last, 0.15) << "bf16 " << bf16;
-                            for (const auto& [name, size] : compressed.sizes) {
-                              EXPECT_LT(size, exact.sizes.at(name) + 3) << name << ", bf16 " << bf16;
-                            }
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    for (const bool bf16 : {false, true}) {
+      const Trained exact = trained(world, small_config(48, 1), bf16),
+                    compressed = trained(world, one_bit_config(40, 1, 1.0), bf16);
+      EXPECT_LT(exact.last, 1.3);
+      EXPECT_NEAR(compressed.last, exact.last, 0.15) << "bf16 " << bf16;
+      for (const auto& [name, size] : compressed.sizes) {
+        EXPECT_LT(size, exact.sizes.at(name) + 3) << name << ", bf16 " << bf16;
+      }
+    }
+  });
 }
 
 TEST(OneBitAdamCurveTest, AutoEndsTheWarmUpWhenTheSecondMomentsHaveSettled) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [](comm::World& world) {
-                  std::vector<std::string> lines;
-                  log::set_sink([&](const std::string& line) { lines.push_back(line); });
-                  torch::manual_seed(7);
-                  config::EngineConfig config = one_bit_config(std::nullopt);
-                  std::get<optim::OneBitAdamOptions>(config.optimizer->rule).lr = 1e-6; // gradients stay as they are
-                  SmallRun run(world, config);
-                  double last = 0;
-                  int64_t frozen = 0;
-                  std::map<std::string, at::Tensor> kept;
-                  for (int64_t step = 1; step <= 160; ++step) {
-                    run.engine().train_batch();
-                    const auto states = states_of(run);
-                    if (frozen != 0) {
-                      for (const auto& [name, values] : kept) {
-                        ASSERT_TRUE(states.at(name).equal(values)) << name << ", step " << step;
-                      }
-                      if (step == frozen + 2) {
-                        break;
-                      }
-                    } else if (step % 20 == 0) { // 1 / (1 - beta2)
-                      double norm = 0;
-                      for (const auto& [name, values] : states) {
-                        norm += name.starts_with("exp_avg_sq/") ? values.sum(torch::kFloat64).item<double>() : 0;
-                      }
-                      if (std::min(norm, last) >= 0.96 * std::max(norm, last)) {
-                        frozen = step;
-                        for (const auto& [name, values] : states) {
-                          if (name.starts_with("exp_avg_sq/")) {
-                            kept[name] = values;
-                          }
-                        }
-                      }
-                      last = norm;
-                    }
-                  }
-                  log::set_sink(nullptr);
-                  EXPECT_EQ(frozen, 80); // (1 - beta2^60) / (1 - beta2^80) is the first such ratio above 0.96
-                  if (world.rank() == 0) {
-                    EXPECT_THAT(
-                        lines,
-                        testing::Contains(HasSubstr(concat("the second moments are frozen after step ", frozen, ';'))));
-                  }
-                }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    std::vector<std::string> lines;
+    log::set_sink([&](const std::string& line) { lines.push_back(line); });
+    torch::manual_seed(7);
+    config::EngineConfig config = one_bit_config(std::nullopt);
+    std::get<optim::OneBitAdamOptions>(config.optimizer->rule).lr = 1e-6; // gradients stay as they are
+    SmallRun run(world, config);
+    double last = 0;
+    int64_t frozen = 0;
+    std::map<std::string, at::Tensor> kept;
+    for (int64_t step = 1; step <= 160; ++step) {
+      run.engine().train_batch();
+      const auto states = states_of(run);
+      if (frozen != 0) {
+        for (const auto& [name, values] : kept) {
+          ASSERT_TRUE(states.at(name).equal(values)) << name << ", step " << step;
+        }
+        if (step == frozen + 2) {
+          break;
+        }
+      } else if (step % 20 == 0) { // 1 / (1 - beta2)
+        double norm = 0;
+        for (const auto& [name, values] : states) {
+          norm += name.starts_with("exp_avg_sq/") ? values.sum(torch::kFloat64).item<double>() : 0;
+        }
+        if (std::min(norm, last) >= 0.96 * std::max(norm, last)) {
+          frozen = step;
+          for (const auto& [name, values] : states) {
+            if (name.starts_with("exp_avg_sq/")) {
+              kept[name] = values;
+            }
+          }
+        }
+        last = norm;
+      }
+    }
+    log::set_sink(nullptr);
+    EXPECT_EQ(frozen, 80); // (1 - beta2^60) / (1 - beta2^80) is the first such ratio above 0.96
+    if (world.rank() == 0) {
+      EXPECT_THAT(lines,
+                  testing::Contains(HasSubstr(concat("the second moments are frozen after step ", frozen, ';'))));
+    }
+  });
 }
 
 /// 460 thousand parameters: large enough that scales and short parameters do not count.
@@ -307,26 +298,23 @@ struct WideRun {
 };
 
 TEST(OneBitAdamBytesTest, FiveTimesFewerInARunWithFifteenPercentOfWarmUp) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          std::vector<std::string> lines;
-                          log::set_sink([&](const std::string& line) { lines.push_back(line); });
-                          config::EngineConfig plain = small_config(4, 1), one_bit = one_bit_config(3, 1, 1.0, 4);
-                          plain.data_parallel = one_bit.data_parallel = parallel::DataParallelOptions();
-                          const auto whole = static_cast<double>(WideRun(world, plain).bytes(20));
-                          WideRun run(world, one_bit);
-                          const auto warm_up = static_cast<double>(run.bytes(3)),
-                                     after = static_cast<double>(run.bytes(17));
-                          log::set_sink(nullptr);
-                          EXPECT_NEAR(warm_up, whole * 3 / 20, 200);
-                          EXPECT_GT(whole / (warm_up + after), 5);
-                          EXPECT_GT(whole * 17 / 20 / after, 30.5);
-                          const auto told = std::count_if(lines.begin(), lines.end(), [](const std::string& line) {
-                            return line.find("bytes, compressed, in step 4 where gradients take") != std::string::npos;
-                          });
-                          EXPECT_EQ(told, world.rank() == 0 ? 1 : 0);
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    std::vector<std::string> lines;
+    log::set_sink([&](const std::string& line) { lines.push_back(line); });
+    config::EngineConfig plain = small_config(4, 1), one_bit = one_bit_config(3, 1, 1.0, 4);
+    plain.data_parallel = one_bit.data_parallel = parallel::DataParallelOptions();
+    const auto whole = static_cast<double>(WideRun(world, plain).bytes(20));
+    WideRun run(world, one_bit);
+    const auto warm_up = static_cast<double>(run.bytes(3)), after = static_cast<double>(run.bytes(17));
+    log::set_sink(nullptr);
+    EXPECT_NEAR(warm_up, whole * 3 / 20, 200);
+    EXPECT_GT(whole / (warm_up + after), 5);
+    EXPECT_GT(whole * 17 / 20 / after, 30.5);
+    const auto told = std::count_if(lines.begin(), lines.end(), [](const std::string& line) {
+      return line.find("bytes, compressed, in step 4 where gradients take") != std::string::npos;
+    });
+    EXPECT_EQ(told, world.rank() == 0 ? 1 : 0);
+  });
 }
 
 TEST(OneBitAdamErrorTest, WhatDoesNotGoTogetherIsRefusedByName) {

@@ -15,9 +15,9 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 constexpr double kLambDecay = 0.1, kLambLr = 0.01, kCoeffBeta = 0.8, kFactorMin = 0.7, kFactorMax = 1.5,
                  kThreshold = 0.05, kMinCoeff = 0.02, kMaxCoeff = 3;
@@ -48,17 +48,15 @@ class OneBitLambTest : public testing::TestWithParam<std::tuple<int, int>> {
 };
 
 TEST_P(OneBitLambTest, TheWarmUpIsLambBitForBit) {
-  EXPECT_THAT(run_ranks(ranks(),
-                        [](comm::World& world) {
-                          Compression plain = lamb("Lamb", std::nullopt), one_bit = lamb("OneBitLamb", 100);
-                          for (Compression* const one : {&plain, &one_bit}) {
-                            one->accumulation = 2;
-                            one->clipping = 1;
-                            one->zero_stage = stage();
-                          }
-                          EXPECT_TRUE(end_of(world, plain.config(), 6).equal(end_of(world, one_bit.config(), 6)));
-                        }),
-              IsEmpty());
+  on_ranks(ranks(), [](comm::World& world) {
+    Compression plain = lamb("Lamb", std::nullopt), one_bit = lamb("OneBitLamb", 100);
+    for (Compression* const one : {&plain, &one_bit}) {
+      one->accumulation = 2;
+      one->clipping = 1;
+      one->zero_stage = stage();
+    }
+    EXPECT_TRUE(end_of(world, plain.config(), 6).equal(end_of(world, one_bit.config(), 6)));
+  });
 }
 
 at::Tensor norm_of(const at::Tensor& x) {
@@ -154,24 +152,22 @@ void expect_lamb_formula(comm::World& world, const fs::path& folder, int zero_st
 }
 
 TEST_P(OneBitLambTest, EachStepIsTheFormula) {
-  EXPECT_THAT(run_ranks(ranks(), [&](comm::World& world) { expect_lamb_formula(world, folder_, stage()); }), IsEmpty());
+  on_ranks(ranks(), [&](comm::World& world) { expect_lamb_formula(world, folder_, stage()); });
 }
 
 TEST_P(OneBitLambTest, ResumedIsUninterruptedBitForBit) {
   const fs::path folder = folder_;
-  EXPECT_THAT(run_ranks(ranks(),
-                        [folder](comm::World& world) {
-                          Compression one_bit = lamb("OneBitLamb", 4);
-                          one_bit.accumulation = 2;
-                          one_bit.clipping = 1;
-                          one_bit.zero_stage = stage();
-                          for (const int save_after : {2, 4, 7}) {
-                            expect_resume_repeats(world, one_bit.config(), folder, save_after);
-                          }
-                          one_bit.bf16 = true;
-                          expect_resume_repeats(world, one_bit.config(), folder, 7);
-                        }),
-              IsEmpty());
+  on_ranks(ranks(), [folder](comm::World& world) {
+    Compression one_bit = lamb("OneBitLamb", 4);
+    one_bit.accumulation = 2;
+    one_bit.clipping = 1;
+    one_bit.zero_stage = stage();
+    for (const int save_after : {2, 4, 7}) {
+      expect_resume_repeats(world, one_bit.config(), folder, save_after);
+    }
+    one_bit.bf16 = true;
+    expect_resume_repeats(world, one_bit.config(), folder, 7);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, OneBitLambTest, testing::Combine(testing::Values(1, 2, 3), testing::Values(0, 1)),
@@ -180,96 +176,82 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OneBitLambTest, testing::Combine(testing::Values
                          });
 
 TEST(OneBitLambZeroTest, StageOneIsStageZeroBitForBit) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          for (const bool bf16 : {false, true}) {
-                            std::vector<at::Tensor> ends;
-                            for (const int stage : {0, 1}) {
-                              Compression one_bit = lamb("OneBitLamb", 4);
-                              one_bit.zero_stage = stage;
-                              one_bit.accumulation = 2;
-                              one_bit.clipping = 1;
-                              one_bit.bf16 = bf16;
-                              ends.push_back(end_of(world, one_bit.config(), 10));
-                            }
-                            EXPECT_TRUE(ends[0].equal(ends[1])) << "bf16 " << bf16;
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    for (const bool bf16 : {false, true}) {
+      std::vector<at::Tensor> ends;
+      for (const int stage : {0, 1}) {
+        Compression one_bit = lamb("OneBitLamb", 4);
+        one_bit.zero_stage = stage;
+        one_bit.accumulation = 2;
+        one_bit.clipping = 1;
+        one_bit.bf16 = bf16;
+        ends.push_back(end_of(world, one_bit.config(), 10));
+      }
+      EXPECT_TRUE(ends[0].equal(ends[1])) << "bf16 " << bf16;
+    }
+  });
 }
 
 TEST_F(OneBitLambTest, WithAnotherNumberOfRanksCoefficientsAndFreshMomentsRemain) {
   const fs::path folder = folder_;
-  EXPECT_THAT(run_ranks(3,
-                        [folder](comm::World& world) {
-                          SmallRun run(world, lamb("OneBitLamb", 3).config());
-                          for (int step = 0; step < 6; ++step) {
-                            run.engine().train_batch();
-                          }
-                          run.engine().save_checkpoint(folder, "three");
-                        }),
-              IsEmpty());
-  EXPECT_THAT(run_ranks(2,
-                        [folder](comm::World& world) {
-                          SmallRun run(world, lamb("OneBitLamb", 3).config());
-                          run.engine().load_checkpoint(folder, "three");
-                          run.engine().save_checkpoint(folder, "two");
-                          world.group().barrier().wait();
-                          const auto three = checkpoint::Checkpoint::open(folder, "three"),
-                                     two = checkpoint::Checkpoint::open(folder, "two");
-                          for (const auto& item : run.model->named_parameters()) {
-                            for (const char* state : {"exp_avg_sq_fresh/", "lamb_coefficients/", "exp_avg/"}) {
-                              EXPECT_TRUE(two.read(state + item.key()).equal(three.read(state + item.key())))
-                                  << state << item.key();
-                            }
-                          }
-                          run.engine().train_batch();
-                          expect_equal_on(world.group(), *run.model, "after a step");
-                        }),
-              IsEmpty());
+  on_ranks(3, [folder](comm::World& world) {
+    SmallRun run(world, lamb("OneBitLamb", 3).config());
+    for (int step = 0; step < 6; ++step) {
+      run.engine().train_batch();
+    }
+    run.engine().save_checkpoint(folder, "three");
+  });
+  on_ranks(2, [folder](comm::World& world) {
+    SmallRun run(world, lamb("OneBitLamb", 3).config());
+    run.engine().load_checkpoint(folder, "three");
+    run.engine().save_checkpoint(folder, "two");
+    world.group().barrier().wait();
+    const auto three = checkpoint::Checkpoint::open(folder, "three"), two = checkpoint::Checkpoint::open(folder, "two");
+    for (const auto& item : run.model->named_parameters()) {
+      for (const char* state : {"exp_avg_sq_fresh/", "lamb_coefficients/", "exp_avg/"}) {
+        EXPECT_TRUE(two.read(state + item.key()).equal(three.read(state + item.key()))) << state << item.key();
+      }
+    }
+    run.engine().train_batch();
+    expect_equal_on(world.group(), *run.model, "after a step");
+  });
 }
 
 TEST(OneBitLambCurveTest, LearnsAsLambDoes) {
-  EXPECT_THAT(
-      run_ranks(
-          2,
-          [](comm::World& world) {
-            std::vector<double> ends;
-            for (
-                const Compression& one :
-                {lamb("Lamb", std::nullopt, 0.02),
-                 Compression{
-                     .optimizer =
-                         R"({"type": "OneBitLamb", "params": {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.1, "min_coeff": 0.02, "max_coeff": 3, "freeze_step": 40}})"}}) {
-              torch::manual_seed(7);
-              SmallRun run(world, one.config());
-              double last = 0;
-              for (int step = 0; step < 200; ++step) {
-                const double loss = run.engine().train_batch().item<double>();
-                last += step >= 196 ? loss / 4 : 0;
-              }
-              ends.push_back(last);
-            }
-            EXPECT_LT(ends[0], 1.3);
-            EXPECT_NEAR(ends[1], ends[0], 0.25);
-          }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    std::vector<double> ends;
+    for (
+        const Compression& one :
+        {lamb("Lamb", std::nullopt, 0.02),
+         Compression{
+             .optimizer =
+                 R"({"type": "OneBitLamb", "params": {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.1, "min_coeff": 0.02, "max_coeff": 3, "freeze_step": 40}})"}}) {
+      torch::manual_seed(7);
+      SmallRun run(world, one.config());
+      double last = 0;
+      for (int step = 0; step < 200; ++step) {
+        const double loss = run.engine().train_batch().item<double>();
+        last += step >= 196 ? loss / 4 : 0;
+      }
+      ends.push_back(last);
+    }
+    EXPECT_LT(ends[0], 1.3);
+    EXPECT_NEAR(ends[1], ends[0], 0.25);
+  });
 }
 
 TEST(OneBitLambPipelineTest, TwoStagesWithTwoReplicasLearnAsOneStageDoes) {
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          Compression one_bit = lamb("OneBitLamb", 10);
-                          one_bit.accumulation = 4;
-                          one_bit.clipping = 1;
-                          const std::vector<double> staged = pipeline_losses(world, 2, one_bit.config(), 30),
-                                                    whole = pipeline_losses(world, 1, one_bit.config(), 30);
-                          for (size_t step = 0; step < staged.size(); ++step) {
-                            EXPECT_NEAR(staged[step], whole[step], step < 10 ? 1e-4 : 0.35) << "step " << step;
-                          }
-                          EXPECT_LT(staged.back(), staged[10]);
-                        }),
-              IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    Compression one_bit = lamb("OneBitLamb", 10);
+    one_bit.accumulation = 4;
+    one_bit.clipping = 1;
+    const std::vector<double> staged = pipeline_losses(world, 2, one_bit.config(), 30),
+                              whole = pipeline_losses(world, 1, one_bit.config(), 30);
+    for (size_t step = 0; step < staged.size(); ++step) {
+      EXPECT_NEAR(staged[step], whole[step], step < 10 ? 1e-4 : 0.35) << "step " << step;
+    }
+    EXPECT_LT(staged.back(), staged[10]);
+  });
 }
 
 TEST(OneBitLambErrorTest, WhatDoesNotGoTogetherIsRefusedByName) {

@@ -19,9 +19,9 @@ namespace trireme::horovod {
 namespace {
 
 using test::error_of;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -73,132 +73,119 @@ class HorovodAutogradTest : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, HorovodAutogradTest, testing::Values(1, 2, 3, 4), testing::PrintToStringParamName());
 
 TEST_P(HorovodAutogradTest, OfReductions) {
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [](comm::World& world) {
-                          const Job job(world);
-                          const auto same = [](int) { return int64_t{7}; };
-                          expect_same_gradients(
-                              "average", same, [](const at::Tensor& x) { return allreduce(x); },
-                              [](const Tensors& all, int) { return sum_of(all) / size(); });
-                          expect_same_gradients(
-                              "sum with factors", same,
-                              [](const at::Tensor& x) {
-                                return allreduce(x, {.op = Op::sum, .prescale = 3, .postscale = 0.5});
-                              },
-                              [](const Tensors& all, int) { return sum_of(all) * 1.5; });
-                          expect_same_gradients(
-                              "a group", same,
-                              [](const at::Tensor& x) {
-                                const Tensors group = grouped_allreduce({x * 2, x.sin(), x.detach()}, {.op = Op::sum});
-                                return group[0] * group[1] + 0 * group[2];
-                              },
-                              [](const Tensors& all, int) {
-                                Tensors sines;
-                                for (const at::Tensor& one : all) {
-                                  sines.push_back(one.sin());
-                                }
-                                return 2 * sum_of(all) * sum_of(sines);
-                              });
-                          const auto part = [](const at::Tensor& whole,
-                                               int rank) { // 7 rows, the first ranks have one more
-                            return at::tensor_split(whole, size())[static_cast<size_t>(rank)];
-                          };
-                          expect_same_gradients(
-                              "reducescatter", same, [](const at::Tensor& x) { return reducescatter(x); },
-                              [&](const Tensors& all, int rank) { return part(sum_of(all) / size(), rank); });
-                          expect_same_gradients(
-                              "reducescatter of a sum", same,
-                              [](const at::Tensor& x) { return reducescatter(x, {.op = Op::sum, .prescale = 3}); },
-                              [&](const Tensors& all, int rank) { return part(3 * sum_of(all), rank); });
-                        }),
-              IsEmpty());
+  on_ranks(GetParam(), [](comm::World& world) {
+    const Job job(world);
+    const auto same = [](int) { return int64_t{7}; };
+    expect_same_gradients(
+        "average", same, [](const at::Tensor& x) { return allreduce(x); },
+        [](const Tensors& all, int) { return sum_of(all) / size(); });
+    expect_same_gradients(
+        "sum with factors", same,
+        [](const at::Tensor& x) { return allreduce(x, {.op = Op::sum, .prescale = 3, .postscale = 0.5}); },
+        [](const Tensors& all, int) { return sum_of(all) * 1.5; });
+    expect_same_gradients(
+        "a group", same,
+        [](const at::Tensor& x) {
+          const Tensors group = grouped_allreduce({x * 2, x.sin(), x.detach()}, {.op = Op::sum});
+          return group[0] * group[1] + 0 * group[2];
+        },
+        [](const Tensors& all, int) {
+          Tensors sines;
+          for (const at::Tensor& one : all) {
+            sines.push_back(one.sin());
+          }
+          return 2 * sum_of(all) * sum_of(sines);
+        });
+    const auto part = [](const at::Tensor& whole,
+                         int rank) { // 7 rows, the first ranks have one more
+      return at::tensor_split(whole, size())[static_cast<size_t>(rank)];
+    };
+    expect_same_gradients(
+        "reducescatter", same, [](const at::Tensor& x) { return reducescatter(x); },
+        [&](const Tensors& all, int rank) { return part(sum_of(all) / size(), rank); });
+    expect_same_gradients(
+        "reducescatter of a sum", same,
+        [](const at::Tensor& x) { return reducescatter(x, {.op = Op::sum, .prescale = 3}); },
+        [&](const Tensors& all, int rank) { return part(3 * sum_of(all), rank); });
+  });
 }
 
 TEST_P(HorovodAutogradTest, OfWhatMovesRows) {
-  EXPECT_THAT(
-      run_ranks(GetParam(),
-                [](comm::World& world) {
-                  const Job job(world);
-                  const auto unequal = [](int rank) { return int64_t{2} * rank; }; // rank 0 has none
-                  expect_same_gradients(
-                      "allgather", unequal, [](const at::Tensor& x) { return allgather(x); },
-                      [](const Tensors& all, int) { return torch::cat(all); });
-                  for (int root = 0; root < size(); ++root) {
-                    expect_same_gradients(
-                        "broadcast", [](int) { return int64_t{3}; },
-                        [&](const at::Tensor& x) { return broadcast(x, root); },
-                        [&](const Tensors& all, int) { return all[root]; });
-                  }
-                  const auto splits_of = [](int rank) { // to + rank rows to each rank
-                    std::vector<int64_t> splits;
-                    for (int to = 0; to < size(); ++to) {
-                      splits.push_back(to + rank);
-                    }
-                    return splits;
-                  };
-                  const auto rows = [&](int rank) {
-                    const auto splits = splits_of(rank);
-                    return std::accumulate(splits.begin(), splits.end(), int64_t{0});
-                  };
-                  expect_same_gradients(
-                      "alltoall", rows, [&](const at::Tensor& x) { return alltoall(x, splits_of(rank())).first; },
-                      [&](const Tensors& all, int rank) {
-                        Tensors parts;
-                        for (int from = 0; from < size(); ++from) {
-                          parts.push_back(all[from].split_with_sizes(splits_of(from))[static_cast<size_t>(rank)]);
-                        }
-                        return torch::cat(parts);
-                      });
-                }),
-      IsEmpty());
+  on_ranks(GetParam(), [](comm::World& world) {
+    const Job job(world);
+    const auto unequal = [](int rank) { return int64_t{2} * rank; }; // rank 0 has none
+    expect_same_gradients(
+        "allgather", unequal, [](const at::Tensor& x) { return allgather(x); },
+        [](const Tensors& all, int) { return torch::cat(all); });
+    for (int root = 0; root < size(); ++root) {
+      expect_same_gradients(
+          "broadcast", [](int) { return int64_t{3}; }, [&](const at::Tensor& x) { return broadcast(x, root); },
+          [&](const Tensors& all, int) { return all[root]; });
+    }
+    const auto splits_of = [](int rank) { // to + rank rows to each rank
+      std::vector<int64_t> splits;
+      for (int to = 0; to < size(); ++to) {
+        splits.push_back(to + rank);
+      }
+      return splits;
+    };
+    const auto rows = [&](int rank) {
+      const auto splits = splits_of(rank);
+      return std::accumulate(splits.begin(), splits.end(), int64_t{0});
+    };
+    expect_same_gradients(
+        "alltoall", rows, [&](const at::Tensor& x) { return alltoall(x, splits_of(rank())).first; },
+        [&](const Tensors& all, int rank) {
+          Tensors parts;
+          for (int from = 0; from < size(); ++from) {
+            parts.push_back(all[from].split_with_sizes(splits_of(from))[static_cast<size_t>(rank)]);
+          }
+          return torch::cat(parts);
+        });
+  });
 }
 
 // Ranks whose backward comes to two operations in different orders would wait for each other for ever, if these had no
 // names of their forward.
 TEST(HorovodAutogradWaysTest, GradientsTravelUnderTheNameOfTheirForward) {
   ::setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1", 1);
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const Job job(world);
-                          const at::Tensor x = leaf(0, {3});
-                          const at::Tensor y = allreduce(x, {.name = "y", .op = Op::sum}), z = allreduce(x);
-                          EXPECT_THAT(error_of([&] { (rank() == 0 ? y : z).sum().backward(); }),
-                                      HasSubstr("has waited for other ranks"));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const Job job(world);
+    const at::Tensor x = leaf(0, {3});
+    const at::Tensor y = allreduce(x, {.name = "y", .op = Op::sum}), z = allreduce(x);
+    EXPECT_THAT(error_of([&] { (rank() == 0 ? y : z).sum().backward(); }), HasSubstr("has waited for other ranks"));
+  });
   ::unsetenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS");
 }
 
 TEST(HorovodAutogradWaysTest, ProcessSetsHalfPrecisionAndWhatHasNoGradient) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          const Job job(world);
-                          const ProcessSet pair = add_process_set({0, 2});
-                          const at::Tensor x = leaf(rank(), {4});
-                          if (pair.included()) {
-                            (allreduce(x, {.process_set = pair}) * (1 + rank())).sum().backward();
-                            EXPECT_TRUE(x.grad().allclose(torch::full({4}, 2.0, torch::kFloat64)));
-                            const at::Tensor rows = leaf(rank(), {2 + rank(), 2});
-                            (allgather(rows, "", pair) * (1 + rank())).sum().backward();
-                            EXPECT_TRUE(rows.grad().allclose(torch::full({2 + rank(), 2}, 4.0, torch::kFloat64)));
-                          }
-                          const at::Tensor w = torch::full({3}, 1.0 + rank(), torch::requires_grad());
-                          const at::Tensor mean = allreduce(w, {.compression = Compression::fp16});
-                          EXPECT_EQ(mean.scalar_type(), at::kFloat);
-                          (mean * (1 + rank())).sum().backward();
-                          EXPECT_TRUE(w.grad().allclose(torch::full({3}, 2.0), 0, 2e-3));
+  on_ranks(3, [](comm::World& world) {
+    const Job job(world);
+    const ProcessSet pair = add_process_set({0, 2});
+    const at::Tensor x = leaf(rank(), {4});
+    if (pair.included()) {
+      (allreduce(x, {.process_set = pair}) * (1 + rank())).sum().backward();
+      EXPECT_TRUE(x.grad().allclose(torch::full({4}, 2.0, torch::kFloat64)));
+      const at::Tensor rows = leaf(rank(), {2 + rank(), 2});
+      (allgather(rows, "", pair) * (1 + rank())).sum().backward();
+      EXPECT_TRUE(rows.grad().allclose(torch::full({2 + rank(), 2}, 4.0, torch::kFloat64)));
+    }
+    const at::Tensor w = torch::full({3}, 1.0 + rank(), torch::requires_grad());
+    const at::Tensor mean = allreduce(w, {.compression = Compression::fp16});
+    EXPECT_EQ(mean.scalar_type(), at::kFloat);
+    (mean * (1 + rank())).sum().backward();
+    EXPECT_TRUE(w.grad().allclose(torch::full({3}, 2.0), 0, 2e-3));
 
-                          EXPECT_THAT(error_of([&] { allreduce(w, {.op = Op::max}).sum().backward(); }),
-                                      HasSubstr("allreduce with Max has no gradient"));
-                          EXPECT_FALSE(allreduce(w.detach(), {.op = Op::max}).requires_grad());
-                          {
-                            const at::NoGradGuard no_grad;
-                            EXPECT_FALSE(allreduce(w).requires_grad());
-                          }
-                          EXPECT_FALSE(synchronize(allreduce_async(w)).requires_grad());
-                          EXPECT_FALSE(allgather(torch::arange(3)).requires_grad());
-                        }),
-              IsEmpty());
+    EXPECT_THAT(error_of([&] { allreduce(w, {.op = Op::max}).sum().backward(); }),
+                HasSubstr("allreduce with Max has no gradient"));
+    EXPECT_FALSE(allreduce(w.detach(), {.op = Op::max}).requires_grad());
+    {
+      const at::NoGradGuard no_grad;
+      EXPECT_FALSE(allreduce(w).requires_grad());
+    }
+    EXPECT_FALSE(synchronize(allreduce_async(w)).requires_grad());
+    EXPECT_FALSE(allgather(torch::arange(3)).requires_grad());
+  });
 }
 
 } // namespace

@@ -21,10 +21,10 @@ namespace {
 
 namespace nn = torch::nn;
 using test::error_of;
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 constexpr int64_t kWords = 11;
 
@@ -90,88 +90,75 @@ class SparseTest : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SparseTest, testing::Values(1, 2, 3, 4), testing::PrintToStringParamName());
 
 TEST_P(SparseTest, GradientsEqualDenseOnesOfOneProcess) {
-  EXPECT_THAT(
-      run_ranks(GetParam(),
-                [](comm::World& world) {
-                  const Job job(world);
-                  const auto sgd = maker<torch::optim::SGD>(torch::optim::SGDOptions(0.01));
-                  expect_equals_one_process("SGD", sgd, {});
-                  expect_equals_one_process("SGD of sums", sgd, {.op = Op::sum});
-                  expect_equals_one_process("predivided", sgd, {.gradient_predivide_factor = 2});
-                  expect_equals_one_process("two passes", sgd, {.backward_passes_per_step = 2});
-                  expect_equals_one_process("fp16", sgd, {.compression = Compression::fp16});
-                  expect_equals_one_process("with momentum",
-                                            maker<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9)), {});
-                  expect_equals_one_process("Adagrad", maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1)),
-                                            {});
-                  expect_equals_one_process("as dense", sgd, {.sparse_as_dense = true});
-                  expect_equals_one_process("Adam as dense", maker<torch::optim::Adam>(torch::optim::AdamOptions(0.05)),
-                                            {.sparse_as_dense = true});
-                }),
-      IsEmpty());
+  on_ranks(GetParam(), [](comm::World& world) {
+    const Job job(world);
+    const auto sgd = maker<torch::optim::SGD>(torch::optim::SGDOptions(0.01));
+    expect_equals_one_process("SGD", sgd, {});
+    expect_equals_one_process("SGD of sums", sgd, {.op = Op::sum});
+    expect_equals_one_process("predivided", sgd, {.gradient_predivide_factor = 2});
+    expect_equals_one_process("two passes", sgd, {.backward_passes_per_step = 2});
+    expect_equals_one_process("fp16", sgd, {.compression = Compression::fp16});
+    expect_equals_one_process("with momentum", maker<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9)),
+                              {});
+    expect_equals_one_process("Adagrad", maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1)), {});
+    expect_equals_one_process("as dense", sgd, {.sparse_as_dense = true});
+    expect_equals_one_process("Adam as dense", maker<torch::optim::Adam>(torch::optim::AdamOptions(0.05)),
+                              {.sparse_as_dense = true});
+  });
 }
 
 TEST_P(SparseTest, SumsAndAveragesOfTensors) {
-  EXPECT_THAT(
-      run_ranks(GetParam(),
-                [](comm::World& world) {
-                  const Job job(world);
-                  const auto of = [](int rank) { // of matrices at two indices, one of them twice
-                    const at::Tensor indices =
-                        torch::tensor({0L, 1L, 0L, 2L, static_cast<int64_t>(rank), 2L}).view({2, 3});
-                    return torch::sparse_coo_tensor(indices, torch::arange(6, torch::kFloat64).view({3, 2}) + rank,
-                                                    {3, 4, 2}, torch::kFloat64);
-                  };
-                  at::Tensor sum = torch::zeros({3, 4, 2}, torch::kFloat64);
-                  for (int rank = 0; rank < size(); ++rank) {
-                    sum += of(rank).to_dense();
-                  }
-                  const at::Tensor result = sparse_allreduce(of(rank()), {.op = Op::sum, .prescale = 3});
-                  EXPECT_TRUE(result.is_coalesced());
-                  EXPECT_TRUE(result.to_dense().allclose(3 * sum, 1e-12));
-                  EXPECT_TRUE(sparse_allreduce(of(rank()), {.name = "named"}).to_dense().allclose(sum / size(), 1e-12));
-                }),
-      IsEmpty());
+  on_ranks(GetParam(), [](comm::World& world) {
+    const Job job(world);
+    const auto of = [](int rank) { // of matrices at two indices, one of them twice
+      const at::Tensor indices = torch::tensor({0L, 1L, 0L, 2L, static_cast<int64_t>(rank), 2L}).view({2, 3});
+      return torch::sparse_coo_tensor(indices, torch::arange(6, torch::kFloat64).view({3, 2}) + rank, {3, 4, 2},
+                                      torch::kFloat64);
+    };
+    at::Tensor sum = torch::zeros({3, 4, 2}, torch::kFloat64);
+    for (int rank = 0; rank < size(); ++rank) {
+      sum += of(rank).to_dense();
+    }
+    const at::Tensor result = sparse_allreduce(of(rank()), {.op = Op::sum, .prescale = 3});
+    EXPECT_TRUE(result.is_coalesced());
+    EXPECT_TRUE(result.to_dense().allclose(3 * sum, 1e-12));
+    EXPECT_TRUE(sparse_allreduce(of(rank()), {.name = "named"}).to_dense().allclose(sum / size(), 1e-12));
+  });
 }
 
 TEST(SparseErrorTest, SaysWhoCannotAndWhatToDo) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [](comm::World& world) {
-                  const Job job(world);
-                  const std::pair<const char*, MakeOptimizer> refused[] = {
-                      {"torch::optim::Adam cannot", maker<torch::optim::Adam>(torch::optim::AdamOptions(0.1))},
-                      {"torch::optim::AdamW cannot", maker<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1))},
-                      {"torch::optim::RMSprop cannot", maker<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.1))},
-                      {"torch::optim::SGD with weight decay cannot",
-                       maker<torch::optim::SGD>(torch::optim::SGDOptions(0.1).weight_decay(0.1))},
-                      {"torch::optim::Adagrad with weight decay cannot",
-                       maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1).weight_decay(0.1))}};
-                  for (const auto& [said, make] : refused) {
-                    nn::Embedding embedding = embedding_of(true);
-                    const auto optimizer = make(embedding->parameters());
-                    const DistributedOptimizer distributed(*optimizer, embedding->named_parameters());
-                    EXPECT_THAT(error_of([&, &of = embedding] { loss_of(of, words_of(1, 1)).backward(); }),
-                                AllOf(HasSubstr("\"weight\" has a sparse gradient, which "), HasSubstr(said),
-                                      HasSubstr("sparse_as_dense")));
-                  }
-                  const at::Tensor sparse = torch::eye(3).to_sparse();
-                  EXPECT_THAT(error_of([&] { allreduce(sparse); }), HasSubstr("Use sparse_allreduce()"));
-                  EXPECT_THAT(error_of([&] { sparse_allreduce(torch::eye(3)); }), HasSubstr("not a sparse tensor"));
-                  EXPECT_THAT(error_of([&] { sparse_allreduce(sparse, {.op = Op::max}); }),
-                              HasSubstr("Use Op::average or Op::sum"));
-                  // The first sparse gradient of one rank alone is an error, and no wrong sum or endless wait.
-                  nn::Embedding embedding = embedding_of(true);
-                  torch::optim::SGD sgd(embedding->parameters(), torch::optim::SGDOptions(0.1));
-                  DistributedOptimizer optimizer(sgd, embedding->named_parameters());
-                  if (rank() == 1) {
-                    loss_of(embedding, words_of(1, 1)).backward();
-                  }
-                  EXPECT_THAT(
-                      error_of([&] { optimizer.step(); }),
-                      HasSubstr("the operation of \"gradient.weight\" is allreduce on rank 0 and allgather on rank 1"));
-                }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const Job job(world);
+    const std::pair<const char*, MakeOptimizer> refused[] = {
+        {"torch::optim::Adam cannot", maker<torch::optim::Adam>(torch::optim::AdamOptions(0.1))},
+        {"torch::optim::AdamW cannot", maker<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1))},
+        {"torch::optim::RMSprop cannot", maker<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.1))},
+        {"torch::optim::SGD with weight decay cannot",
+         maker<torch::optim::SGD>(torch::optim::SGDOptions(0.1).weight_decay(0.1))},
+        {"torch::optim::Adagrad with weight decay cannot",
+         maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1).weight_decay(0.1))}};
+    for (const auto& [said, make] : refused) {
+      nn::Embedding embedding = embedding_of(true);
+      const auto optimizer = make(embedding->parameters());
+      const DistributedOptimizer distributed(*optimizer, embedding->named_parameters());
+      EXPECT_THAT(
+          error_of([&, &of = embedding] { loss_of(of, words_of(1, 1)).backward(); }),
+          AllOf(HasSubstr("\"weight\" has a sparse gradient, which "), HasSubstr(said), HasSubstr("sparse_as_dense")));
+    }
+    const at::Tensor sparse = torch::eye(3).to_sparse();
+    EXPECT_THAT(error_of([&] { allreduce(sparse); }), HasSubstr("Use sparse_allreduce()"));
+    EXPECT_THAT(error_of([&] { sparse_allreduce(torch::eye(3)); }), HasSubstr("not a sparse tensor"));
+    EXPECT_THAT(error_of([&] { sparse_allreduce(sparse, {.op = Op::max}); }), HasSubstr("Use Op::average or Op::sum"));
+    // The first sparse gradient of one rank alone is an error, and no wrong sum or endless wait.
+    nn::Embedding embedding = embedding_of(true);
+    torch::optim::SGD sgd(embedding->parameters(), torch::optim::SGDOptions(0.1));
+    DistributedOptimizer optimizer(sgd, embedding->named_parameters());
+    if (rank() == 1) {
+      loss_of(embedding, words_of(1, 1)).backward();
+    }
+    EXPECT_THAT(error_of([&] { optimizer.step(); }),
+                HasSubstr("the operation of \"gradient.weight\" is allreduce on rank 0 and allgather on rank 1"));
+  });
 }
 
 } // namespace

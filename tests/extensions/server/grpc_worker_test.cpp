@@ -198,11 +198,11 @@ class GrpcWorkerTest : public testing::Test {
       list += "," + addresses[static_cast<size_t>(place)];
     }
     const std::string saved = folder_ + "/parameters";
-    const auto [status, output] = trireme::test::run_command(concat(
-        "TRIREME_SECRET_FILE='", folder_, "/secret' timeout -k 5 100 '", test::source_dir(), "/.venv/bin/python' '",
-        test::source_dir(), "/examples/grpc_worker/worker.py' --job 'the job' --servers ", list, " --worker ", number,
-        "/", workers, " --data '", folder_, "/samples' --batch ", kBatch, " --lr ", kRate, " --steps ", steps,
-        " --save '", saved, "'"));
+    const auto [status, output] = trireme::test::run_command(
+        concat("TRIREME_SECRET_FILE='", folder_, "/secret' timeout -k 5 100 '", test::python(), "' '",
+               test::source_dir(), "/examples/grpc_worker/worker.py' --job 'the job' --servers ", list, " --worker ",
+               number, "/", workers, " --data '", folder_, "/samples' --batch ", kBatch, " --lr ", kRate, " --steps ",
+               steps, " --save '", saved, "'"));
     EXPECT_EQ(status, 0) << output;
     for (auto& thread : threads) {
       thread.join();

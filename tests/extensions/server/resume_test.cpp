@@ -122,23 +122,21 @@ TEST_F(ServersResumeTest, AdamGoesOnWithTheStepsThatTheServersHaveMade) {
       EXPECT_NEAR(counter.value(), before - kLr, 1e-6) << "step " << step;
     }
   };
-  EXPECT_THAT(test::run_ranks(1,
-                              [&](comm::World& world) { // one process
-                                EXPECT_EQ(saved_steps(folder), kFirst + kSecond);
-                                const Counter counter;
-                                InitializeOptions options = counter.options(adam);
-                                options.config.batch.train = 2;
-                                const Initialized made = initialize(world, options);
-                                goes_on(*made.engine, counter);
-                              }),
-              IsEmpty());
-  EXPECT_THAT(test::run_ranks(2,
-                              [&](comm::World& world) { // data parallelism
-                                const Counter counter;
-                                const Initialized made = initialize(world, counter.options(adam));
-                                goes_on(*made.engine, counter);
-                              }),
-              IsEmpty());
+  test::on_ranks(1,
+                 [&](comm::World& world) { // one process
+                   EXPECT_EQ(saved_steps(folder), kFirst + kSecond);
+                   const Counter counter;
+                   InitializeOptions options = counter.options(adam);
+                   options.config.batch.train = 2;
+                   const Initialized made = initialize(world, options);
+                   goes_on(*made.engine, counter);
+                 });
+  test::on_ranks(2,
+                 [&](comm::World& world) { // data parallelism
+                   const Counter counter;
+                   const Initialized made = initialize(world, counter.options(adam));
+                   goes_on(*made.engine, counter);
+                 });
   ServerJob job(2, servers(ServerOptions::Mode::sync));
   EXPECT_THAT(job.run([&](int number, comm::World& world) {
     const Counter counter;
@@ -156,16 +154,14 @@ TEST_F(ServersResumeTest, NoUpdateIsLostWhenTheFirstWorkerComesLate) {
   const optim::SgdOptions sgd{.lr = 1};
   save(sgd);
   double saved = 0;
-  EXPECT_THAT(test::run_ranks(1,
-                              [&](comm::World& world) {
-                                const Counter counter;
-                                InitializeOptions options = counter.options(sgd);
-                                options.config.batch.train = 2;
-                                const Initialized made = initialize(world, options);
-                                ASSERT_TRUE(made.engine->load_checkpoint(folder));
-                                write_file_atomically(folder / "value", concat(counter.value()));
-                              }),
-              IsEmpty());
+  test::on_ranks(1, [&](comm::World& world) {
+    const Counter counter;
+    InitializeOptions options = counter.options(sgd);
+    options.config.batch.train = 2;
+    const Initialized made = initialize(world, options);
+    ASSERT_TRUE(made.engine->load_checkpoint(folder));
+    write_file_atomically(folder / "value", concat(counter.value()));
+  });
   saved = std::stod(read_file(folder / "value"));
   ServerJob job(2, servers(ServerOptions::Mode::async));
   EXPECT_THAT(job.run([&](int number, comm::World& world) {
@@ -294,14 +290,12 @@ TEST(ServersMasksTest, WithSeedLayersTheyAreThoseOfDataRanks) {
     return text;
   };
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_masks_", ::getpid());
-  EXPECT_THAT(test::run_ranks(2,
-                              [&](comm::World& world) {
-                                const std::string losses = losses_of(world, [](InitializeOptions&) {});
-                                if (world.rank() == 0) {
-                                  write_file_atomically(file, losses);
-                                }
-                              }),
-              IsEmpty());
+  test::on_ranks(2, [&](comm::World& world) {
+    const std::string losses = losses_of(world, [](InitializeOptions&) {});
+    if (world.rank() == 0) {
+      write_file_atomically(file, losses);
+    }
+  });
   ServerOptions options;
   options.servers = 1;
   ServerJob job(2, options);

@@ -54,30 +54,26 @@ TEST(SimDeviceCompressedTest, CompressorsEqualTheCpus) {
 }
 
 TEST(SimDeviceCompressedTest, TheAllReduceEqualsTheCpus) {
-  EXPECT_THAT(test::run_ranks(
-                  2,
-                  [](World& world) {
-                    sim::start();
-                    world.group().open(sim::device());
-                    for (const auto& compressor : {sign_compressor(), eight_bit_compressor(), top_k_compressor(0.1)}) {
-                      CompressedAllReduce here(world.group(), compressor, 5003), there(world.group(), compressor, 5003);
-                      const ErrorFeedback errors_here = here.no_errors(torch::kCPU),
-                                          errors_there = there.no_errors(sim::device());
-                      for (int round = 0; round < 3; ++round) {
-                        torch::manual_seed(static_cast<uint64_t>(10 * round + world.rank()));
-                        const at::Tensor x = torch::randn({5003});
-                        const at::Tensor copy = x.to(sim::device());
-                        here.run(x, errors_here);
-                        there.run(copy, errors_there);
-                        // A last bit of a scale may turn the sign of what is nearly 0, and a level what lies between
-                        // two.
-                        EXPECT_GT(x.isclose(copy.cpu(), 1e-4, 1e-4).to(torch::kFloat).mean().item<double>(), 0.995)
-                            << compressor->name() << ", round " << round;
-                      }
-                    }
-                    EXPECT_THAT(sim::problems(), IsEmpty());
-                  }),
-              IsEmpty());
+  test::on_ranks(2, [](World& world) {
+    sim::start();
+    world.group().open(sim::device());
+    for (const auto& compressor : {sign_compressor(), eight_bit_compressor(), top_k_compressor(0.1)}) {
+      CompressedAllReduce here(world.group(), compressor, 5003), there(world.group(), compressor, 5003);
+      const ErrorFeedback errors_here = here.no_errors(torch::kCPU), errors_there = there.no_errors(sim::device());
+      for (int round = 0; round < 3; ++round) {
+        torch::manual_seed(static_cast<uint64_t>(10 * round + world.rank()));
+        const at::Tensor x = torch::randn({5003});
+        const at::Tensor copy = x.to(sim::device());
+        here.run(x, errors_here);
+        there.run(copy, errors_there);
+        // A last bit of a scale may turn the sign of what is nearly 0, and a level what lies between
+        // two.
+        EXPECT_GT(x.isclose(copy.cpu(), 1e-4, 1e-4).to(torch::kFloat).mean().item<double>(), 0.995)
+            << compressor->name() << ", round " << round;
+      }
+    }
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 } // namespace

@@ -14,8 +14,6 @@
 namespace trireme::context {
 namespace {
 
-using testing::IsEmpty;
-
 /// A line of /proc/self/status in bytes: what this process has now ("VmRSS", "VmData"), or the most since forget_peak()
 /// ("VmHWM").
 int64_t status(const std::string& name) {
@@ -84,16 +82,15 @@ TEST_P(ContextMemoryTest, PeakIsThatOfARanksTokens) {
   const std::string file = testing::TempDir() + concat("context_memory_", getpid());
   std::vector<double> mib;
   for (const int ranks : {4, 8}) {
-    EXPECT_THAT(test::run_ranks(ranks,
-                                [&](comm::World& world) {
-                                  as_measured();
-                                  const int64_t peak = peak_over_ranks(world, GetParam(), kTokens * ranks);
-                                  if (world.rank() == 0) {
-                                    std::ofstream(file) << static_cast<double>(peak) / (1 << 20);
-                                  }
-                                },
-                                {.backend = "gloo"}),
-                IsEmpty());
+    test::on_ranks(ranks,
+                   [&](comm::World& world) {
+                     as_measured();
+                     const int64_t peak = peak_over_ranks(world, GetParam(), kTokens * ranks);
+                     if (world.rank() == 0) {
+                       std::ofstream(file) << static_cast<double>(peak) / (1 << 20);
+                     }
+                   },
+                   {.backend = "gloo"});
     std::ifstream(file) >> mib.emplace_back();
   }
   std::remove(file.c_str());
@@ -132,19 +129,18 @@ TEST(ContextMemoryLimitTest, RanksTogetherAttendToWhatOneMayNot) {
   }
   constexpr int64_t kLength = 2048;
   constexpr int64_t kLimit = 224 << 20;
-  EXPECT_THAT(test::run_ranks(4,
-                              [](comm::World& world) {
-                                as_measured();
-                                attend(world.group(), Kind::ring, 32);
-                                const DataLimit limit(kLimit);
-                                if (world.rank() == 0) {
-                                  EXPECT_THROW(attend(comm::Group(), Kind::ring, kLength), std::exception)
-                                      << "the limit does not refuse it: the test shows nothing";
-                                }
-                                attend(world.group(), Kind::ring, kLength);
-                              },
-                              {.backend = "gloo"}),
-              IsEmpty());
+  test::on_ranks(4,
+                 [](comm::World& world) {
+                   as_measured();
+                   attend(world.group(), Kind::ring, 32);
+                   const DataLimit limit(kLimit);
+                   if (world.rank() == 0) {
+                     EXPECT_THROW(attend(comm::Group(), Kind::ring, kLength), std::exception)
+                         << "the limit does not refuse it: the test shows nothing";
+                   }
+                   attend(world.group(), Kind::ring, kLength);
+                 },
+                 {.backend = "gloo"});
 }
 
 } // namespace

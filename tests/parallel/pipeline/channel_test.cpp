@@ -12,45 +12,43 @@
 namespace trireme::pipeline {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 // Rank 0 sends these one after the other, rank 1 compares.
 void expect_transfer(const std::vector<Tensors>& messages) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          SendChannel out(world.group(), 1 - world.rank(), 7, "there");
-                          RecvChannel in(world.group(), 1 - world.rank(), 7, "back");
-                          for (size_t m = 0; m < messages.size(); ++m) {
-                            const auto number = static_cast<int64_t>(m);
-                            if (world.rank() == 0) {
-                              std::vector<bool> bits;
-                              for (size_t i = 0; i < messages[m].size(); ++i) {
-                                bits.push_back(i % 2 == 0);
-                              }
-                              out.send({number, messages[m], bits, 40 + m, m});
-                              continue;
-                            }
-                            const Message got = in.recv(number);
-                            EXPECT_EQ(got.fingerprint, 40 + m);
-                            EXPECT_EQ(got.received, m);
-                            ASSERT_EQ(got.tensors.size(), messages[m].size());
-                            for (size_t i = 0; i < got.tensors.size(); ++i) {
-                              const at::Tensor& sent = messages[m][i];
-                              ASSERT_EQ(got.tensors[i].defined(), sent.defined()) << "tensor " << i;
-                              if (sent.defined()) {
-                                EXPECT_EQ(got.tensors[i].scalar_type(), sent.scalar_type());
-                                EXPECT_TRUE(got.tensors[i].equal(sent)) << "message " << m << " tensor " << i;
-                                EXPECT_EQ(reinterpret_cast<uintptr_t>(got.tensors[i].data_ptr()) % 64, 0u);
-                              }
-                              EXPECT_EQ(got.requires_grad[i], i % 2 == 0);
-                            }
-                          }
-                          out.finish();
-                        }),
-              IsEmpty());
+  on_ranks(2, [&](comm::World& world) {
+    SendChannel out(world.group(), 1 - world.rank(), 7, "there");
+    RecvChannel in(world.group(), 1 - world.rank(), 7, "back");
+    for (size_t m = 0; m < messages.size(); ++m) {
+      const auto number = static_cast<int64_t>(m);
+      if (world.rank() == 0) {
+        std::vector<bool> bits;
+        for (size_t i = 0; i < messages[m].size(); ++i) {
+          bits.push_back(i % 2 == 0);
+        }
+        out.send({number, messages[m], bits, 40 + m, m});
+        continue;
+      }
+      const Message got = in.recv(number);
+      EXPECT_EQ(got.fingerprint, 40 + m);
+      EXPECT_EQ(got.received, m);
+      ASSERT_EQ(got.tensors.size(), messages[m].size());
+      for (size_t i = 0; i < got.tensors.size(); ++i) {
+        const at::Tensor& sent = messages[m][i];
+        ASSERT_EQ(got.tensors[i].defined(), sent.defined()) << "tensor " << i;
+        if (sent.defined()) {
+          EXPECT_EQ(got.tensors[i].scalar_type(), sent.scalar_type());
+          EXPECT_TRUE(got.tensors[i].equal(sent)) << "message " << m << " tensor " << i;
+          EXPECT_EQ(reinterpret_cast<uintptr_t>(got.tensors[i].data_ptr()) % 64, 0u);
+        }
+        EXPECT_EQ(got.requires_grad[i], i % 2 == 0);
+      }
+    }
+    out.finish();
+  });
 }
 
 TEST(ChannelTest, AnyTypesShapesAndNothingAtAll) {
@@ -81,29 +79,27 @@ TEST(ChannelTest, ShapesThatChangeNowAndThen) {
 }
 
 TEST(ChannelTest, BothDirectionsAtOnceAndMessagesAheadOfTheReceiver) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const int other = 1 - world.rank();
-                          SendChannel out(world.group(), other, world.rank(), "out");
-                          RecvChannel in(world.group(), other, other, "in");
-                          in.expect();
-                          for (int m = 0; m < 30; ++m) {
-                            out.send({m, {torch::full({20'000}, m + 100 * world.rank())}, {}, 0, in.received()});
-                          }
-                          Tensors kept;
-                          for (int m = 0; m < 30; ++m) {
-                            const Message message = in.recv(m);
-                            kept.push_back(message.tensors[0]); // not to be overwritten while it is held
-                            if (m + 1 < 30) {
-                              in.expect();
-                            }
-                          }
-                          for (int m = 0; m < 30; ++m) {
-                            EXPECT_TRUE(kept[m].eq(m + 100 * other).all().item<bool>()) << m;
-                          }
-                          out.finish();
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const int other = 1 - world.rank();
+    SendChannel out(world.group(), other, world.rank(), "out");
+    RecvChannel in(world.group(), other, other, "in");
+    in.expect();
+    for (int m = 0; m < 30; ++m) {
+      out.send({m, {torch::full({20'000}, m + 100 * world.rank())}, {}, 0, in.received()});
+    }
+    Tensors kept;
+    for (int m = 0; m < 30; ++m) {
+      const Message message = in.recv(m);
+      kept.push_back(message.tensors[0]); // not to be overwritten while it is held
+      if (m + 1 < 30) {
+        in.expect();
+      }
+    }
+    for (int m = 0; m < 30; ++m) {
+      EXPECT_TRUE(kept[m].eq(m + 100 * other).all().item<bool>()) << m;
+    }
+    out.finish();
+  });
 }
 
 // Two ranks of this process. Messages wait in queues: on the host one for each tag, on a device one for all, as NCCL

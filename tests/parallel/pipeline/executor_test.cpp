@@ -10,8 +10,8 @@
 namespace trireme::pipeline {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
-using testing::IsEmpty;
 
 constexpr int kMicroBatches = 6;
 
@@ -54,53 +54,44 @@ Ran train(comm::World& world, ScheduleKind kind, int chunks = 1) {
 }
 
 TEST(ExecutorTest, HoldsAsManyMicroBatchesAsTheScheduleSays) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          const int below = world.size() - world.rank(); // stages from here to the last
-                          EXPECT_EQ(train(world, ScheduleKind::naive).peak_in_flight, 1);
-                          EXPECT_EQ(train(world, ScheduleKind::gpipe).peak_in_flight, kMicroBatches);
-                          EXPECT_EQ(train(world, ScheduleKind::one_f_one_b).peak_in_flight, below);
-                          EXPECT_LE(train(world, ScheduleKind::zero_bubble).peak_in_flight, world.size());
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    const int below = world.size() - world.rank(); // stages from here to the last
+    EXPECT_EQ(train(world, ScheduleKind::naive).peak_in_flight, 1);
+    EXPECT_EQ(train(world, ScheduleKind::gpipe).peak_in_flight, kMicroBatches);
+    EXPECT_EQ(train(world, ScheduleKind::one_f_one_b).peak_in_flight, below);
+    EXPECT_LE(train(world, ScheduleKind::zero_bubble).peak_in_flight, world.size());
+  });
 }
 
 TEST(ExecutorTest, LoadsAtTheEndsOnlyAndAnnouncesTheLastBackward) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          for (const auto kind :
-                               {ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
-                            const int chunks = kind == ScheduleKind::interleaved ? 2 : 1;
-                            const Ran ran = train(world, kind, chunks);
-                            EXPECT_EQ(ran.loaded, world.rank() == 1 ? 0 : kMicroBatches);
-                            EXPECT_EQ(ran.loss_sum > 0, world.rank() == 2);
-                            EXPECT_EQ(ran.lasts, chunks) << "when nothing is left of the other micro-batches";
-                            EXPECT_THAT(ran.calls, testing::ElementsAre("tied", "reduce"));
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    for (const auto kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
+      const int chunks = kind == ScheduleKind::interleaved ? 2 : 1;
+      const Ran ran = train(world, kind, chunks);
+      EXPECT_EQ(ran.loaded, world.rank() == 1 ? 0 : kMicroBatches);
+      EXPECT_EQ(ran.loss_sum > 0, world.rank() == 2);
+      EXPECT_EQ(ran.lasts, chunks) << "when nothing is left of the other micro-batches";
+      EXPECT_THAT(ran.calls, testing::ElementsAre("tied", "reduce"));
+    }
+  });
 }
 
 TEST(ExecutorTest, EvaluationShowsTheLastStageEveryOutputInOrder) {
-  EXPECT_THAT(
-      run_ranks(3,
-                [](comm::World& world) {
-                  PipelineOptions options;
-                  options.stages = 3;
-                  const LayerList layers{[](const at::Tensor& x) { return x + 1; },
-                                         [](const at::Tensor& x) { return x * 2; },
-                                         [](const at::Tensor& x) { return x - 3; }};
-                  PipelineModule model(layers, nullptr, options);
-                  model.build(world.group());
-                  Executor executor(model, world.group());
-                  int loaded = 0;
-                  std::vector<double> seen;
-                  executor.evaluate(
-                      5, [&] { return data::Batch{{torch::full({1}, loaded++)}, {}, 1}; },
-                      [&](const Tensors& outputs, const data::Batch&) { seen.push_back(outputs[0].item<double>()); });
-                  EXPECT_EQ(seen, world.rank() == 2 ? (std::vector<double>{-1, 1, 3, 5, 7}) : std::vector<double>());
-                }),
-      IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    PipelineOptions options;
+    options.stages = 3;
+    const LayerList layers{[](const at::Tensor& x) { return x + 1; }, [](const at::Tensor& x) { return x * 2; },
+                           [](const at::Tensor& x) { return x - 3; }};
+    PipelineModule model(layers, nullptr, options);
+    model.build(world.group());
+    Executor executor(model, world.group());
+    int loaded = 0;
+    std::vector<double> seen;
+    executor.evaluate(
+        5, [&] { return data::Batch{{torch::full({1}, loaded++)}, {}, 1}; },
+        [&](const Tensors& outputs, const data::Batch&) { seen.push_back(outputs[0].item<double>()); });
+    EXPECT_EQ(seen, world.rank() == 2 ? (std::vector<double>{-1, 1, 3, 5, 7}) : std::vector<double>());
+  });
 }
 
 } // namespace

@@ -231,26 +231,22 @@ TEST(PipelineModuleTest, RecomputationKeepsTheStatisticsOfOneForward) {
 
 // A copy that has no gradient of its own gets the others' sum as exact as they do.
 TEST(TiesTest, CopiesWithoutAGradientGetTheSameSum) {
-  EXPECT_THAT(test::run_ranks(1,
-                              [](comm::World& world) {
-                                const auto linear = [] {
-                                  return TiedLayerSpec<nn::Linear>("weight", 4, 4).attributes({"weight"});
-                                };
-                                PipelineModule model(LayerList{linear(), nn::ReLU(), linear()});
-                                model.build();
-                                model.to(torch::kBFloat16);
-                                const Ties ties(world.group(), model);
-                                const at::Tensor exact = torch::full({4, 4}, 1.00390625F); // between two of bf16
-                                ASSERT_EQ(model.ties().size(), 1u);
-                                const Tensors& copies = model.ties()[0].copies;
-                                ASSERT_EQ(copies.size(), 2u);
-                                copies[0].mutable_grad() = exact.clone();
-                                ties.sum_gradients();
-                                for (const at::Tensor& copy : copies) {
-                                  EXPECT_TRUE(copy.grad().to(torch::kFloat32).equal(exact));
-                                }
-                              }),
-              testing::IsEmpty());
+  test::on_ranks(1, [](comm::World& world) {
+    const auto linear = [] { return TiedLayerSpec<nn::Linear>("weight", 4, 4).attributes({"weight"}); };
+    PipelineModule model(LayerList{linear(), nn::ReLU(), linear()});
+    model.build();
+    model.to(torch::kBFloat16);
+    const Ties ties(world.group(), model);
+    const at::Tensor exact = torch::full({4, 4}, 1.00390625F); // between two of bf16
+    ASSERT_EQ(model.ties().size(), 1u);
+    const Tensors& copies = model.ties()[0].copies;
+    ASSERT_EQ(copies.size(), 2u);
+    copies[0].mutable_grad() = exact.clone();
+    ties.sum_gradients();
+    for (const at::Tensor& copy : copies) {
+      EXPECT_TRUE(copy.grad().to(torch::kFloat32).equal(exact));
+    }
+  });
 }
 
 TEST(PipelineModuleTest, ErrorsSayWhichLayerAndWhatItGot) {
@@ -329,18 +325,15 @@ TEST(PipelineModuleTest, GivenModulesShareWithinAStageOnly) {
   const nn::Linear shared(4, 4);
   PipelineModule together(LayerList{shared, nn::ReLU(), shared});
   together.build();
-  EXPECT_THAT(test::run_ranks(2,
-                              [](comm::World& world) {
-                                const nn::Linear shared(4, 4);
-                                PipelineOptions two;
-                                two.stages = 2;
-                                two.bounds = {0, 2, 3};
-                                PipelineModule apart(LayerList{shared, nn::ReLU(), shared}, nullptr, two);
-                                EXPECT_THAT(message_of([&] { apart.build(world.group()); }),
-                                            testing::AllOf(HasSubstr("layers 0 and 2"), HasSubstr("stages 0 and 1"),
-                                                           HasSubstr("TiedLayerSpec")));
-                              }),
-              testing::IsEmpty());
+  test::on_ranks(2, [](comm::World& world) {
+    const nn::Linear shared(4, 4);
+    PipelineOptions two;
+    two.stages = 2;
+    two.bounds = {0, 2, 3};
+    PipelineModule apart(LayerList{shared, nn::ReLU(), shared}, nullptr, two);
+    EXPECT_THAT(message_of([&] { apart.build(world.group()); }),
+                testing::AllOf(HasSubstr("layers 0 and 2"), HasSubstr("stages 0 and 1"), HasSubstr("TiedLayerSpec")));
+  });
 }
 
 TEST(PipelineModuleTest, ATieBySharedMemoryIsRefusedByName) {

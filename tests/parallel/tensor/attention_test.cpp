@@ -22,6 +22,7 @@
 namespace trireme::tensor {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -220,80 +221,67 @@ TEST(TensorAttentionTest, TokensSharedAmongContextRanks) {
 }
 
 TEST(TensorAttentionTest, BytesAreThoseOfTheFormula) {
-  EXPECT_THAT(
-      run_ranks(4,
-                [](comm::World& world) {
-                  const comm::Group ranks = world.group();
-                  constexpr int64_t B = 2, T = 8, kHidden = 16, D = 8;
-                  for (const int64_t kv_heads : {1, 2, 4}) {
-                    ParallelAttention attention(
-                        ParallelAttentionOptions{.hidden = kHidden, .heads = 4, .kv_heads = kv_heads, .head_size = D},
-                        Ranks{ranks});
-                    const at::Tensor x = torch::ones({B, T, kHidden}).set_requires_grad(true);
-                    const int64_t before = ranks.bytes_sent();
-                    const at::Tensor y = attention->forward(x);
-                    const int64_t between = ranks.bytes_sent();
-                    y.sum().backward();
-                    const int64_t after = ranks.bytes_sent();
-                    const int64_t sum = 2 * B * T * kHidden * 4 * 3 / 4; // one, for queries, keys and values together
-                    const int64_t heads = kv_heads < 4 ? 2 * B * T * kv_heads * D * 4 * 3 / 4
-                                                       : 0; // keys and values of heads that ranks share
-                    EXPECT_EQ(between - before, sum + heads) << kv_heads;
-                    EXPECT_EQ(after - between, sum + heads) << kv_heads;
-                  }
-                }),
-      IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    const comm::Group ranks = world.group();
+    constexpr int64_t B = 2, T = 8, kHidden = 16, D = 8;
+    for (const int64_t kv_heads : {1, 2, 4}) {
+      ParallelAttention attention(
+          ParallelAttentionOptions{.hidden = kHidden, .heads = 4, .kv_heads = kv_heads, .head_size = D}, Ranks{ranks});
+      const at::Tensor x = torch::ones({B, T, kHidden}).set_requires_grad(true);
+      const int64_t before = ranks.bytes_sent();
+      const at::Tensor y = attention->forward(x);
+      const int64_t between = ranks.bytes_sent();
+      y.sum().backward();
+      const int64_t after = ranks.bytes_sent();
+      const int64_t sum = 2 * B * T * kHidden * 4 * 3 / 4; // one, for queries, keys and values together
+      const int64_t heads =
+          kv_heads < 4 ? 2 * B * T * kv_heads * D * 4 * 3 / 4 : 0; // keys and values of heads that ranks share
+      EXPECT_EQ(between - before, sum + heads) << kv_heads;
+      EXPECT_EQ(after - between, sum + heads) << kv_heads;
+    }
+  });
 }
 
 TEST(TensorAttentionTest, DropoutDiffersBetweenRanksAndNotOutside) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          torch::manual_seed(1);
-                          ParallelAttention attention(
-                              ParallelAttentionOptions{.hidden = 8, .heads = 4, .causal = false, .dropout = 0.5},
-                              Ranks{world.group()});
-                          // All weights of the softmax equal and all values 1: the mixed value is the share of the
-                          // weights that is left.
-                          const at::Tensor zeros = torch::zeros({1, 2, 64, 2});
-                          const ParallelAttentionImpl::Heads heads{zeros, zeros, torch::ones_like(zeros)};
-                          const at::Tensor mixed = attention->mix(heads).detach();
-                          EXPECT_NEAR(mixed.mean().item<double>(), 1, 0.05);
-                          at::Tensor sum = mixed.clone();
-                          world.group().all_reduce(sum).wait();
-                          EXPECT_FALSE(sum.allclose(2 * mixed)) << "the ranks dropped the same weights";
-                          at::Tensor next = torch::rand({8});
-                          at::Tensor all = next.clone();
-                          world.group().all_reduce(all).wait();
-                          EXPECT_TRUE(all.equal(2 * next)) << "the ranks draw other numbers afterwards";
-                          attention->eval();
-                          EXPECT_TRUE(attention->mix(heads).allclose(torch::ones({1, 64, 4})));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    torch::manual_seed(1);
+    ParallelAttention attention(ParallelAttentionOptions{.hidden = 8, .heads = 4, .causal = false, .dropout = 0.5},
+                                Ranks{world.group()});
+    // All weights of the softmax equal and all values 1: the mixed value is the share of the
+    // weights that is left.
+    const at::Tensor zeros = torch::zeros({1, 2, 64, 2});
+    const ParallelAttentionImpl::Heads heads{zeros, zeros, torch::ones_like(zeros)};
+    const at::Tensor mixed = attention->mix(heads).detach();
+    EXPECT_NEAR(mixed.mean().item<double>(), 1, 0.05);
+    at::Tensor sum = mixed.clone();
+    world.group().all_reduce(sum).wait();
+    EXPECT_FALSE(sum.allclose(2 * mixed)) << "the ranks dropped the same weights";
+    at::Tensor next = torch::rand({8});
+    at::Tensor all = next.clone();
+    world.group().all_reduce(all).wait();
+    EXPECT_TRUE(all.equal(2 * next)) << "the ranks draw other numbers afterwards";
+    attention->eval();
+    EXPECT_TRUE(attention->mix(heads).allclose(torch::ones({1, 64, 4})));
+  });
 }
 
 TEST(TensorAttentionTest, NumbersThatDoNotDivideAreRefused) {
-  EXPECT_THAT(
-      run_ranks(
-          4,
-          [](comm::World& world) {
-            const auto refused = [&](const ParallelAttentionOptions& options, const char* what) {
-              EXPECT_THAT([&] { ParallelAttention(options, Ranks{world.group()}); },
-                          ThrowsMessage<InputError>(HasSubstr(what)));
-            };
-            refused({.hidden = 12, .heads = 6}, "the 4 tensor-parallel ranks must divide the 6 heads");
-            refused({.hidden = 24, .heads = 12, .kv_heads = 6},
-                    "the 4 tensor-parallel ranks must divide the 6 heads of keys and values, or be a multiple of them");
-            refused({.hidden = 24, .heads = 8, .kv_heads = 3},
-                    "3 heads of keys and values do not divide 8 heads of queries");
-            refused(
-                {.hidden = 24, .heads = 8, .kv_heads = 1},
-                "each head of keys and values belongs to 4 tensor-parallel ranks, which do not divide its 3 features");
-            refused({.hidden = 10, .heads = 4}, "4 heads do not divide a hidden size of 10");
-            refused({.hidden = 8}, "hidden 8, heads 0");
-            refused({.hidden = 8, .heads = 4, .kv_heads = -1}, "kv_heads -1");
-            refused({.hidden = 8, .heads = 4, .dropout = 1.5}, "a dropout of 1.5 is not a probability");
-          }),
-      IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    const auto refused = [&](const ParallelAttentionOptions& options, const char* what) {
+      EXPECT_THAT([&] { ParallelAttention(options, Ranks{world.group()}); },
+                  ThrowsMessage<InputError>(HasSubstr(what)));
+    };
+    refused({.hidden = 12, .heads = 6}, "the 4 tensor-parallel ranks must divide the 6 heads");
+    refused({.hidden = 24, .heads = 12, .kv_heads = 6},
+            "the 4 tensor-parallel ranks must divide the 6 heads of keys and values, or be a multiple of them");
+    refused({.hidden = 24, .heads = 8, .kv_heads = 3}, "3 heads of keys and values do not divide 8 heads of queries");
+    refused({.hidden = 24, .heads = 8, .kv_heads = 1},
+            "each head of keys and values belongs to 4 tensor-parallel ranks, which do not divide its 3 features");
+    refused({.hidden = 10, .heads = 4}, "4 heads do not divide a hidden size of 10");
+    refused({.hidden = 8}, "hidden 8, heads 0");
+    refused({.hidden = 8, .heads = 4, .kv_heads = -1}, "kv_heads -1");
+    refused({.hidden = 8, .heads = 4, .dropout = 1.5}, "a dropout of 1.5 is not a probability");
+  });
 }
 
 } // namespace

@@ -12,6 +12,7 @@
 namespace trireme::tensor {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -61,33 +62,27 @@ TEST(VocabParallelCrossEntropyTest, EqualsTorchsOverAllClasses) {
 }
 
 TEST(VocabParallelCrossEntropyTest, RefusesWhatItCannotCompute) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const Ranks ranks{world.group()};
-                          const at::Tensor logits = torch::zeros({2, 5});
-                          EXPECT_THAT([&] { cross_entropy(logits, torch::tensor({3, 10}), 10, ranks); },
-                                      ThrowsMessage<InputError>(HasSubstr("target 10 is outside [0, 10)")));
-                          EXPECT_THAT([&] { cross_entropy(logits, torch::tensor({3, -1}), 10, ranks); },
-                                      ThrowsMessage<InputError>(HasSubstr("target -1 is outside [0, 10)")));
-                          EXPECT_THAT([&] { cross_entropy(logits, torch::tensor({3, 9}), 12, ranks); },
-                                      ThrowsMessage<InputError>(
-                                          HasSubstr("expected logits [rows, 6], this rank's part of 12 classes")));
-                          EXPECT_THAT(
-                              [&] { cross_entropy(logits, torch::tensor({3, 9}), 10, ranks, at::Reduction::None); },
-                              ThrowsMessage<InputError>(HasSubstr("mean or sum")));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const Ranks ranks{world.group()};
+    const at::Tensor logits = torch::zeros({2, 5});
+    EXPECT_THAT([&] { cross_entropy(logits, torch::tensor({3, 10}), 10, ranks); },
+                ThrowsMessage<InputError>(HasSubstr("target 10 is outside [0, 10)")));
+    EXPECT_THAT([&] { cross_entropy(logits, torch::tensor({3, -1}), 10, ranks); },
+                ThrowsMessage<InputError>(HasSubstr("target -1 is outside [0, 10)")));
+    EXPECT_THAT([&] { cross_entropy(logits, torch::tensor({3, 9}), 12, ranks); },
+                ThrowsMessage<InputError>(HasSubstr("expected logits [rows, 6], this rank's part of 12 classes")));
+    EXPECT_THAT([&] { cross_entropy(logits, torch::tensor({3, 9}), 10, ranks, at::Reduction::None); },
+                ThrowsMessage<InputError>(HasSubstr("mean or sum")));
+  });
 }
 
 TEST(VocabParallelCrossEntropyTest, ASecondBackwardIsRefused) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const at::Tensor logits = torch::zeros({2, 5}).set_requires_grad(true);
-                          const at::Tensor loss = cross_entropy(logits * 2, torch::tensor({3, 9}), 10, {world.group()});
-                          loss.backward({}, /*keep_graph=*/true);
-                          EXPECT_THAT([&] { loss.backward(); }, ThrowsMessage<Error>(HasSubstr("second backward")));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const at::Tensor logits = torch::zeros({2, 5}).set_requires_grad(true);
+    const at::Tensor loss = cross_entropy(logits * 2, torch::tensor({3, 9}), 10, {world.group()});
+    loss.backward({}, /*keep_graph=*/true);
+    EXPECT_THAT([&] { loss.backward(); }, ThrowsMessage<Error>(HasSubstr("second backward")));
+  });
 }
 
 } // namespace

@@ -13,6 +13,7 @@
 namespace trireme::tensor {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -103,78 +104,67 @@ TEST(TensorExchangeTest, ValuesAndGradientsAreThoseOfTheFormulas) {
 }
 
 TEST(TensorExchangeTest, TheDerivativeOfADerivativeIsRefused) {
-  EXPECT_THAT(
-      run_ranks(2,
-                [](comm::World& world) {
-                  const at::Tensor x = values(world.rank(), {4}).requires_grad_(true);
-                  const at::Tensor y = sum_over_ranks(x, world.group()).pow(3).sum();
-                  EXPECT_THAT(
-                      [&] { torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); },
-                      ThrowsMessage<Error>(testing::AllOf(HasSubstr("create_graph"), HasSubstr("one tensor rank"))));
-                }),
-      IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const at::Tensor x = values(world.rank(), {4}).requires_grad_(true);
+    const at::Tensor y = sum_over_ranks(x, world.group()).pow(3).sum();
+    EXPECT_THAT([&] { torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); },
+                ThrowsMessage<Error>(testing::AllOf(HasSubstr("create_graph"), HasSubstr("one tensor rank"))));
+  });
 }
 
 TEST(TensorExchangeTest, BytesAreThoseOfTheFormulas) {
-  EXPECT_THAT(
-      run_ranks(4,
-                [](comm::World& world) {
-                  const comm::Group ranks = world.group();
-                  const at::Tensor x = torch::ones({8, 16}).requires_grad_(true); // 512 bytes
-                  const auto sent = [&](const auto& f) {
-                    const int64_t before = ranks.bytes_sent();
-                    const at::Tensor y = f();
-                    const int64_t between = ranks.bytes_sent();
-                    y.sum().backward();
-                    return std::pair(between - before, ranks.bytes_sent() - between);
-                  };
-                  const int64_t P = 512;
-                  EXPECT_EQ(sent([&] { return copy_to_ranks(x, ranks); }), std::pair(int64_t{0}, 2 * P * 3 / 4));
-                  EXPECT_EQ(sent([&] { return sum_over_ranks(x, ranks); }), std::pair(2 * P * 3 / 4, int64_t{0}));
-                  EXPECT_EQ(sent([&] { return take_part(x, ranks, 0); }), std::pair(int64_t{0}, P * 3 / 4));
-                  EXPECT_EQ(sent([&] { return join_parts(x, ranks, 0); }),
-                            std::pair(4 * P * 3 / 4, int64_t{0})); // P is that of the whole
-                  EXPECT_EQ(sent([&] { return gather_parts(x, ranks, 0); }), std::pair(4 * P * 3 / 4, 4 * P * 3 / 4));
-                  EXPECT_EQ(sent([&] { return sum_to_parts(x, ranks, 0); }), std::pair(P * 3 / 4, P * 3 / 4));
-                }),
-      IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    const comm::Group ranks = world.group();
+    const at::Tensor x = torch::ones({8, 16}).requires_grad_(true); // 512 bytes
+    const auto sent = [&](const auto& f) {
+      const int64_t before = ranks.bytes_sent();
+      const at::Tensor y = f();
+      const int64_t between = ranks.bytes_sent();
+      y.sum().backward();
+      return std::pair(between - before, ranks.bytes_sent() - between);
+    };
+    const int64_t P = 512;
+    EXPECT_EQ(sent([&] { return copy_to_ranks(x, ranks); }), std::pair(int64_t{0}, 2 * P * 3 / 4));
+    EXPECT_EQ(sent([&] { return sum_over_ranks(x, ranks); }), std::pair(2 * P * 3 / 4, int64_t{0}));
+    EXPECT_EQ(sent([&] { return take_part(x, ranks, 0); }), std::pair(int64_t{0}, P * 3 / 4));
+    EXPECT_EQ(sent([&] { return join_parts(x, ranks, 0); }),
+              std::pair(4 * P * 3 / 4, int64_t{0})); // P is that of the whole
+    EXPECT_EQ(sent([&] { return gather_parts(x, ranks, 0); }), std::pair(4 * P * 3 / 4, 4 * P * 3 / 4));
+    EXPECT_EQ(sent([&] { return sum_to_parts(x, ranks, 0); }), std::pair(P * 3 / 4, P * 3 / 4));
+  });
 }
 
 TEST(TensorExchangeTest, ASequenceThatDoesNotDivideIsRefused) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto refused = [&](const auto& f) {
-                            EXPECT_THAT(f, ThrowsMessage<InputError>(HasSubstr(
-                                               "dim 1 of a tensor of sizes [2, 5] does not divide by the 2 ranks")));
-                          };
-                          refused([&] { take_part(torch::ones({2, 5}), world.group(), 1); });
-                          refused([&] { sum_to_parts(torch::ones({2, 5}), world.group(), 1); });
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const auto refused = [&](const auto& f) {
+      EXPECT_THAT(
+          f, ThrowsMessage<InputError>(HasSubstr("dim 1 of a tensor of sizes [2, 5] does not divide by the 2 ranks")));
+    };
+    refused([&] { take_part(torch::ones({2, 5}), world.group(), 1); });
+    refused([&] { sum_to_parts(torch::ones({2, 5}), world.group(), 1); });
+  });
 }
 
 TEST(OwnRandomTest, NumbersDifferInsideAndAreTheSameOutside) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          const auto same_everywhere = [&](const at::Tensor& mine) {
-                            const at::Tensor all = torch::empty({3, mine.numel()});
-                            world.group().all_gather(all.view({-1}), mine).wait();
-                            return std::pair(all[0].equal(all[1]), all[1].equal(all[2]));
-                          };
-                          torch::manual_seed(5);
-                          at::Tensor inside, again;
-                          for (at::Tensor* drawn : {&inside, &again}) {
-                            const OwnRandom own(world.rank(), 3, at::kCPU);
-                            *drawn = torch::rand({20});
-                          }
-                          EXPECT_EQ(same_everywhere(inside), std::pair(false, false));
-                          EXPECT_FALSE(inside.equal(again));
-                          EXPECT_EQ(same_everywhere(torch::rand({20})), std::pair(true, true));
-                          torch::manual_seed(5); // a recomputation starts from the same state
-                          const OwnRandom own(world.rank(), 3, at::kCPU);
-                          EXPECT_TRUE(inside.equal(torch::rand({20})));
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    const auto same_everywhere = [&](const at::Tensor& mine) {
+      const at::Tensor all = torch::empty({3, mine.numel()});
+      world.group().all_gather(all.view({-1}), mine).wait();
+      return std::pair(all[0].equal(all[1]), all[1].equal(all[2]));
+    };
+    torch::manual_seed(5);
+    at::Tensor inside, again;
+    for (at::Tensor* drawn : {&inside, &again}) {
+      const OwnRandom own(world.rank(), 3, at::kCPU);
+      *drawn = torch::rand({20});
+    }
+    EXPECT_EQ(same_everywhere(inside), std::pair(false, false));
+    EXPECT_FALSE(inside.equal(again));
+    EXPECT_EQ(same_everywhere(torch::rand({20})), std::pair(true, true));
+    torch::manual_seed(5); // a recomputation starts from the same state
+    const OwnRandom own(world.rank(), 3, at::kCPU);
+    EXPECT_TRUE(inside.equal(torch::rand({20})));
+  });
 }
 
 TEST(PartOfTest, PartsAreNearlyEqual) {

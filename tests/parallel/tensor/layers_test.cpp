@@ -20,6 +20,7 @@ namespace trireme::tensor {
 namespace {
 
 namespace nn = torch::nn;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -210,13 +211,11 @@ TEST(TensorLayersTest, VocabularyEqualsAnEmbeddingAndATiedHead) {
 }
 
 TEST(TensorLayersTest, ATokenOutsideOfTheVocabularyIsAnErrorOnEveryRank) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          VocabParallelEmbedding embedding(6, 4, Ranks{world.group()});
-                          EXPECT_ANY_THROW(embedding->forward(torch::tensor({{1, 6}})));
-                          EXPECT_ANY_THROW(embedding->forward(torch::tensor({{1, -1}})));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    VocabParallelEmbedding embedding(6, 4, Ranks{world.group()});
+    EXPECT_ANY_THROW(embedding->forward(torch::tensor({{1, 6}})));
+    EXPECT_ANY_THROW(embedding->forward(torch::tensor({{1, -1}})));
+  });
 }
 
 // 256 + 1 + 1 is 258 in bf16 where it is rounded once; rounded after the product too it stays 256.
@@ -236,21 +235,19 @@ TEST(TensorLayersTest, TheProductAddsTheBiasOfALayerOnOneRank) {
 }
 
 TEST(TensorLayersTest, LayersThatAreTooNarrowAreRefused) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          const Ranks ranks{world.group()};
-                          const auto narrow = [](const char* what) {
-                            return ThrowsMessage<InputError>(
-                                HasSubstr(concat("a layer has 2 ", what, ", fewer than the 3 tensor-parallel ranks")));
-                          };
-                          EXPECT_THAT([&] { ColumnParallelLinear(5, 2, ranks); }, narrow("outputs"));
-                          EXPECT_THAT([&] { ColumnParallelLinear(5, 6, ranks, true, 3); }, narrow("outputs"));
-                          EXPECT_THAT([&] { RowParallelLinear(2, 5, ranks); }, narrow("inputs"));
-                          EXPECT_THAT([&] { VocabParallelEmbedding(2, 5, ranks); }, narrow("rows"));
-                          EXPECT_THAT([&] { ColumnParallelLinear(5, 8, ranks, true, 3); },
-                                      ThrowsMessage<InputError>(HasSubstr("8 outputs cannot have 3 equal blocks")));
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    const Ranks ranks{world.group()};
+    const auto narrow = [](const char* what) {
+      return ThrowsMessage<InputError>(
+          HasSubstr(concat("a layer has 2 ", what, ", fewer than the 3 tensor-parallel ranks")));
+    };
+    EXPECT_THAT([&] { ColumnParallelLinear(5, 2, ranks); }, narrow("outputs"));
+    EXPECT_THAT([&] { ColumnParallelLinear(5, 6, ranks, true, 3); }, narrow("outputs"));
+    EXPECT_THAT([&] { RowParallelLinear(2, 5, ranks); }, narrow("inputs"));
+    EXPECT_THAT([&] { VocabParallelEmbedding(2, 5, ranks); }, narrow("rows"));
+    EXPECT_THAT([&] { ColumnParallelLinear(5, 8, ranks, true, 3); },
+                ThrowsMessage<InputError>(HasSubstr("8 outputs cannot have 3 equal blocks")));
+  });
 }
 
 } // namespace

@@ -17,6 +17,7 @@
 namespace trireme::tensor {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -89,45 +90,34 @@ TEST(TensorMlpTest, EqualsTheFormula) {
       }
     }
   }
-  EXPECT_THAT(
-      run_ranks(2, [&](comm::World& world) { check_mlp(world, {.hidden = 6, .intermediate = 10}, true, at::kFloat); }),
-      IsEmpty());
+  on_ranks(2, [&](comm::World& world) { check_mlp(world, {.hidden = 6, .intermediate = 10}, true, at::kFloat); });
 }
 
 TEST(TensorMlpTest, GateAndUpExchangeTheirInputOnce) {
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          const comm::Group ranks = world.group();
-                          for (const bool sequence_parallel : {false, true}) {
-                            ParallelMlp mlp(ParallelMlpOptions{.hidden = 16, .intermediate = 32},
-                                            Ranks{ranks, sequence_parallel});
-                            const at::Tensor x =
-                                torch::ones({2, sequence_parallel ? 2 : 8, 16}).set_requires_grad(true);
-                            const int64_t P = 2 * 8 * 16 * 4 * 3 / 4; // a gather, or a reduce-scatter; a sum is two
-                            const int64_t before = ranks.bytes_sent();
-                            const at::Tensor y = mlp->forward(x);
-                            const int64_t between = ranks.bytes_sent();
-                            y.sum().backward();
-                            EXPECT_EQ(between - before, 2 * P) << sequence_parallel;
-                            EXPECT_EQ(ranks.bytes_sent() - between, sequence_parallel ? 3 * P : 2 * P)
-                                << "sequence_parallel gathers x again: " << sequence_parallel;
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(4, [](comm::World& world) {
+    const comm::Group ranks = world.group();
+    for (const bool sequence_parallel : {false, true}) {
+      ParallelMlp mlp(ParallelMlpOptions{.hidden = 16, .intermediate = 32}, Ranks{ranks, sequence_parallel});
+      const at::Tensor x = torch::ones({2, sequence_parallel ? 2 : 8, 16}).set_requires_grad(true);
+      const int64_t P = 2 * 8 * 16 * 4 * 3 / 4; // a gather, or a reduce-scatter; a sum is two
+      const int64_t before = ranks.bytes_sent();
+      const at::Tensor y = mlp->forward(x);
+      const int64_t between = ranks.bytes_sent();
+      y.sum().backward();
+      EXPECT_EQ(between - before, 2 * P) << sequence_parallel;
+      EXPECT_EQ(ranks.bytes_sent() - between, sequence_parallel ? 3 * P : 2 * P)
+          << "sequence_parallel gathers x again: " << sequence_parallel;
+    }
+  });
 }
 
 TEST(TensorMlpTest, SizesThatDoNotFitAreRefused) {
   EXPECT_THAT([] { ParallelMlp(ParallelMlpOptions{.hidden = 4}); },
               ThrowsMessage<InputError>(HasSubstr("an MLP of hidden 4 and intermediate 0")));
-  EXPECT_THAT(
-      run_ranks(
-          3,
-          [](comm::World& world) {
-            EXPECT_THAT(
-                [&] { ParallelMlp(ParallelMlpOptions{.hidden = 4, .intermediate = 2}, Ranks{world.group()}); },
+  on_ranks(3, [](comm::World& world) {
+    EXPECT_THAT([&] { ParallelMlp(ParallelMlpOptions{.hidden = 4, .intermediate = 2}, Ranks{world.group()}); },
                 ThrowsMessage<InputError>(HasSubstr("a layer has 2 outputs, fewer than the 3 tensor-parallel ranks")));
-          }),
-      IsEmpty());
+  });
 }
 
 TEST(TensorMlpTest, TheDerivativeOfADerivativeIsRefused) {

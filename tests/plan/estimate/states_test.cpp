@@ -19,8 +19,8 @@
 namespace trireme::estimate {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
-using testing::IsEmpty;
 
 // What this process has beside its peers' memory.
 int64_t resident() {
@@ -108,24 +108,21 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
   const StageMemory memory = memory_of(plan::describe(run, c.ranks).run).front();
   // What stages 2 and 3 keep for buckets that come and go is the communication buffers'.
   const int64_t buffers = memory.item(Category::communication_buffers).bytes;
-  EXPECT_THAT(run_ranks(c.ranks,
-                        [&](comm::World& world) {
-                          at::set_num_threads(1);
-                          start(world, small); // libtorch's code, kernels and work areas
-                          const int64_t before = resident();
-                          const engine::Initialized made = start(world, run);
-                          const auto measured = static_cast<double>(resident() - before);
-                          const auto states = static_cast<double>(memory.model_states());
-                          EXPECT_GT(measured, 0.95 * states);
-                          EXPECT_LT(measured, 1.05 * (states + static_cast<double>(buffers)))
-                              << "states " << states << ", buffers " << buffers;
-                          std::printf("rank %d of %d, stage %d%s: measured %.1f MB, states %.1f MB, buffers %.1f MB\n",
-                                      world.rank(), c.ranks, c.zero_stage, c.bf16 ? ", bf16" : "", measured / 1e6,
-                                      states / 1e6, static_cast<double>(buffers) / 1e6);
-                          std::fflush(stdout);
-                          world.group().barrier("measured").wait();
-                        }),
-              IsEmpty());
+  on_ranks(c.ranks, [&](comm::World& world) {
+    at::set_num_threads(1);
+    start(world, small); // libtorch's code, kernels and work areas
+    const int64_t before = resident();
+    const engine::Initialized made = start(world, run);
+    const auto measured = static_cast<double>(resident() - before);
+    const auto states = static_cast<double>(memory.model_states());
+    EXPECT_GT(measured, 0.95 * states);
+    EXPECT_LT(measured, 1.05 * (states + static_cast<double>(buffers)))
+        << "states " << states << ", buffers " << buffers;
+    std::printf("rank %d of %d, stage %d%s: measured %.1f MB, states %.1f MB, buffers %.1f MB\n", world.rank(), c.ranks,
+                c.zero_stage, c.bf16 ? ", bf16" : "", measured / 1e6, states / 1e6, static_cast<double>(buffers) / 1e6);
+    std::fflush(stdout);
+    world.group().barrier("measured").wait();
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ResidentMemory,

@@ -12,10 +12,10 @@
 namespace trireme::parallel {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 struct NormNetImpl : torch::nn::Module {
   explicit NormNetImpl(int64_t seed) {
@@ -49,115 +49,102 @@ at::Tensor of_rank(const comm::Group& group, at::Tensor values, int root) {
 }
 
 TEST(DataParallelBuffersTest, AreRankZerosAfterEveryReduction) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          const comm::Group& group = world.group();
-                          NormNet net(1);
-                          DataParallel parallel(*net, group);
-                          for (int step = 0; step < 3; ++step) {
-                            parallel.zero_grad();
-                            {
-                              const auto guard = parallel.no_sync();
-                              net->loss(batch_of(step, world.rank())).backward();
-                              if (world.rank() > 0) { // as DistributedDataParallel: not within no_sync
-                                EXPECT_FALSE(net->buffers_flat().equal(of_rank(group, net->buffers_flat(), 0)));
-                              } else {
-                                of_rank(group, net->buffers_flat(), 0);
-                              }
-                            }
-                            const at::Tensor loss = net->loss(batch_of(step + 50, world.rank()));
-                            const at::Tensor first = of_rank(group, net->buffers_flat(), 0);
-                            loss.backward();
-                            EXPECT_TRUE(net->buffers_flat().equal(first)) << "step " << step;
-                          }
-                          EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(), 6);
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    const comm::Group& group = world.group();
+    NormNet net(1);
+    DataParallel parallel(*net, group);
+    for (int step = 0; step < 3; ++step) {
+      parallel.zero_grad();
+      {
+        const auto guard = parallel.no_sync();
+        net->loss(batch_of(step, world.rank())).backward();
+        if (world.rank() > 0) { // as DistributedDataParallel: not within no_sync
+          EXPECT_FALSE(net->buffers_flat().equal(of_rank(group, net->buffers_flat(), 0)));
+        } else {
+          of_rank(group, net->buffers_flat(), 0);
+        }
+      }
+      const at::Tensor loss = net->loss(batch_of(step + 50, world.rank()));
+      const at::Tensor first = of_rank(group, net->buffers_flat(), 0);
+      loss.backward();
+      EXPECT_TRUE(net->buffers_flat().equal(first)) << "step " << step;
+    }
+    EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(), 6);
+  });
 }
 
 TEST(DataParallelBuffersTest, OneBroadcastATypeAndNothingWithoutBuffers) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const comm::Group& group = world.group();
-                          const auto bytes_of_a_step = [&](torch::nn::Module& model, const auto& loss, bool broadcast) {
-                            DataParallelOptions options;
-                            options.broadcast_buffers = broadcast;
-                            DataParallel parallel(model, group, options);
-                            const int64_t before = group.bytes_sent();
-                            loss().backward();
-                            return group.bytes_sent() - before;
-                          };
-                          NormNet net(1);
-                          const auto loss = [&] { return net->loss(batch_of(0, world.rank())); };
-                          const int64_t without = bytes_of_a_step(*net, loss, false);
-                          const int64_t more = bytes_of_a_step(*net, loss, true) - without;
-                          EXPECT_EQ(more, world.rank() == 0 ? 2 * 6 * 4 + 8 : 0)
-                              << "running_mean, running_var, num_batches_tracked";
-                          torch::nn::Linear plain(4, 1);
-                          const auto plain_loss = [&] { return plain->forward(batch_of(0, 0)).mean(); };
-                          EXPECT_EQ(bytes_of_a_step(*plain, plain_loss, true),
-                                    bytes_of_a_step(*plain, plain_loss, false));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    const comm::Group& group = world.group();
+    const auto bytes_of_a_step = [&](torch::nn::Module& model, const auto& loss, bool broadcast) {
+      DataParallelOptions options;
+      options.broadcast_buffers = broadcast;
+      DataParallel parallel(model, group, options);
+      const int64_t before = group.bytes_sent();
+      loss().backward();
+      return group.bytes_sent() - before;
+    };
+    NormNet net(1);
+    const auto loss = [&] { return net->loss(batch_of(0, world.rank())); };
+    const int64_t without = bytes_of_a_step(*net, loss, false);
+    const int64_t more = bytes_of_a_step(*net, loss, true) - without;
+    EXPECT_EQ(more, world.rank() == 0 ? 2 * 6 * 4 + 8 : 0) << "running_mean, running_var, num_batches_tracked";
+    torch::nn::Linear plain(4, 1);
+    const auto plain_loss = [&] { return plain->forward(batch_of(0, 0)).mean(); };
+    EXPECT_EQ(bytes_of_a_step(*plain, plain_loss, true), bytes_of_a_step(*plain, plain_loss, false));
+  });
 }
 
 TEST(DataParallelBuffersTest, MayBeLeftToEveryRank) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          NormNet net(1);
-                          DataParallelOptions options;
-                          options.broadcast_buffers = false;
-                          DataParallel parallel(*net, world.group(), options);
-                          net->loss(batch_of(0, world.rank())).backward();
-                          const at::Tensor first = of_rank(world.group(), net->buffers_flat(), 0);
-                          EXPECT_EQ(net->buffers_flat().equal(first), world.rank() == 0);
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    NormNet net(1);
+    DataParallelOptions options;
+    options.broadcast_buffers = false;
+    DataParallel parallel(*net, world.group(), options);
+    net->loss(batch_of(0, world.rank())).backward();
+    const at::Tensor first = of_rank(world.group(), net->buffers_flat(), 0);
+    EXPECT_EQ(net->buffers_flat().equal(first), world.rank() == 0);
+  });
 }
 
 // Rank 0 is the first to have no data left: from then on the lowest rank that still trains hands out its buffers.
 TEST(DataParallelBuffersTest, ComeFromARankThatStillHasData) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          const comm::Group& group = world.group();
-                          NormNet net(1);
-                          DataParallel parallel(*net, group);
-                          torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05));
-                          const int batches = 2 + world.rank();
-                          at::Tensor last_forward;
-                          for (int step = 0; step < batches; ++step) {
-                            parallel.zero_grad();
-                            const at::Tensor loss = net->loss(batch_of(step, world.rank()));
-                            last_forward = net->buffers_flat();
-                            loss.backward();
-                            optimizer.step();
-                          }
-                          parallel.join();
-                          EXPECT_TRUE(net->buffers_flat().equal(of_rank(group, last_forward, 2)))
-                              << "rank 2 trained longest";
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    const comm::Group& group = world.group();
+    NormNet net(1);
+    DataParallel parallel(*net, group);
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05));
+    const int batches = 2 + world.rank();
+    at::Tensor last_forward;
+    for (int step = 0; step < batches; ++step) {
+      parallel.zero_grad();
+      const at::Tensor loss = net->loss(batch_of(step, world.rank()));
+      last_forward = net->buffers_flat();
+      loss.backward();
+      optimizer.step();
+    }
+    parallel.join();
+    EXPECT_TRUE(net->buffers_flat().equal(of_rank(group, last_forward, 2))) << "rank 2 trained longest";
+  });
 }
 
 TEST(DataParallelStartTest, BroadcastsOnlyWhereAsked) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          for (const bool broadcast : {true, false}) {
-                            NormNet net(1 + world.rank());
-                            NormNet rank_zeros(1);
-                            {
-                              const torch::NoGradGuard no_grad;
-                              net->norm->running_mean.fill_(world.rank());
-                            }
-                            DataParallelOptions options;
-                            options.broadcast_at_start = broadcast;
-                            DataParallel parallel(*net, world.group(), options);
-                            const bool is_rank_zeros = broadcast || world.rank() == 0;
-                            EXPECT_EQ(net->first->weight.equal(rank_zeros->first->weight), is_rank_zeros);
-                            EXPECT_EQ(net->norm->running_mean.eq(0).all().item<bool>(), is_rank_zeros);
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    for (const bool broadcast : {true, false}) {
+      NormNet net(1 + world.rank());
+      NormNet rank_zeros(1);
+      {
+        const torch::NoGradGuard no_grad;
+        net->norm->running_mean.fill_(world.rank());
+      }
+      DataParallelOptions options;
+      options.broadcast_at_start = broadcast;
+      DataParallel parallel(*net, world.group(), options);
+      const bool is_rank_zeros = broadcast || world.rank() == 0;
+      EXPECT_EQ(net->first->weight.equal(rank_zeros->first->weight), is_rank_zeros);
+      EXPECT_EQ(net->norm->running_mean.eq(0).all().item<bool>(), is_rank_zeros);
+    }
+  });
 }
 
 TEST(DataParallelStartTest, ATieThatItWouldUndoIsRefusedByName) {

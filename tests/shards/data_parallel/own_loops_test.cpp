@@ -18,9 +18,9 @@ namespace trireme::parallel {
 namespace {
 
 using test::error_of;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 at::Tensor mask() {
   return torch::dropout(torch::ones({64}), 0.5, /*train=*/true);
@@ -33,22 +33,20 @@ at::Tensor of_all(const comm::World& world, const at::Tensor& mine) {
 }
 
 TEST(ManualSeedTest, MasksDifferBetweenRanksAndAreRepeatable) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          manual_seed(7, world);
-                          const at::Tensor first = mask();
-                          const at::Tensor all = of_all(world, first);
-                          for (int rank = 1; rank < world.size(); ++rank) {
-                            EXPECT_FALSE(all[rank].equal(all[rank - 1]));
-                          }
-                          manual_seed(7, world.group());
-                          EXPECT_TRUE(mask().equal(first));
-                          manual_seed(8, world);
-                          EXPECT_FALSE(mask().equal(first));
-                          torch::manual_seed(7);
-                          EXPECT_TRUE(all[0].equal(mask())) << "rank 0 draws what one process draws";
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    manual_seed(7, world);
+    const at::Tensor first = mask();
+    const at::Tensor all = of_all(world, first);
+    for (int rank = 1; rank < world.size(); ++rank) {
+      EXPECT_FALSE(all[rank].equal(all[rank - 1]));
+    }
+    manual_seed(7, world.group());
+    EXPECT_TRUE(mask().equal(first));
+    manual_seed(8, world);
+    EXPECT_FALSE(mask().equal(first));
+    torch::manual_seed(7);
+    EXPECT_TRUE(all[0].equal(mask())) << "rank 0 draws what one process draws";
+  });
 }
 
 TEST(ManualSeedTest, NeighbouringSeedsShareNoRank) {
@@ -63,79 +61,68 @@ TEST(ManualSeedTest, NeighbouringSeedsShareNoRank) {
 
 // The model that every rank draws alike, or DataParallel makes alike, trains on.
 TEST(ManualSeedTest, TheModelIsRankZeros) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          manual_seed(1, world);
-                          torch::nn::Linear model(6, 3);
-                          const DataParallel parallel(*model, world.group());
-                          const at::Tensor all = of_all(world, model->weight.detach().flatten());
-                          EXPECT_TRUE(all[0].equal(all[1]));
-                          torch::manual_seed(1);
-                          EXPECT_TRUE(torch::nn::Linear(6, 3)->weight.equal(model->weight));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    manual_seed(1, world);
+    torch::nn::Linear model(6, 3);
+    const DataParallel parallel(*model, world.group());
+    const at::Tensor all = of_all(world, model->weight.detach().flatten());
+    EXPECT_TRUE(all[0].equal(all[1]));
+    torch::manual_seed(1);
+    EXPECT_TRUE(torch::nn::Linear(6, 3)->weight.equal(model->weight));
+  });
 }
 
 // A line search goes by the loss, so that ranks with losses of their own would part.
 TEST(MeanTest, LbfgsEqualsOneProcess) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto train = [](ToyImpl& model, const at::Tensor& x,
-                                                const std::function<at::Tensor(const at::Tensor&)>& mean) {
-                            model.to(torch::kDouble);
-                            torch::optim::LBFGS lbfgs(
-                                model.parameters(),
+  on_ranks(2, [](comm::World& world) {
+    const auto train = [](ToyImpl& model, const at::Tensor& x,
+                          const std::function<at::Tensor(const at::Tensor&)>& mean) {
+      model.to(torch::kDouble);
+      torch::optim::LBFGS lbfgs(model.parameters(),
                                 torch::optim::LBFGSOptions(1).max_iter(8).line_search_fn("strong_wolfe"));
-                            int64_t closures = 0;
-                            for (int step = 0; step < 4; ++step) {
-                              lbfgs.step([&] {
-                                ++closures;
-                                lbfgs.zero_grad();
-                                const at::Tensor loss = model.loss(x);
-                                loss.backward();
-                                return mean(loss);
-                              });
-                            }
-                            return closures;
-                          };
-                          const at::Tensor x = toy_batch(0, 12).to(torch::kDouble);
-                          Toy model(1), alone(1);
-                          model->to(torch::kDouble);
-                          DataParallel parallel(*model, world.group(), small_buckets());
-                          const int64_t closures = train(*model, x.slice(0, world.rank() * 6, (world.rank() + 1) * 6),
-                                                         [&](const at::Tensor& loss) { return parallel.mean(loss); });
-                          EXPECT_EQ(closures, train(*alone, x, [](const at::Tensor& loss) { return loss; }));
-                          EXPECT_LT(largest_difference(*model, *alone), 1e-6);
-                        }),
-              IsEmpty());
+      int64_t closures = 0;
+      for (int step = 0; step < 4; ++step) {
+        lbfgs.step([&] {
+          ++closures;
+          lbfgs.zero_grad();
+          const at::Tensor loss = model.loss(x);
+          loss.backward();
+          return mean(loss);
+        });
+      }
+      return closures;
+    };
+    const at::Tensor x = toy_batch(0, 12).to(torch::kDouble);
+    Toy model(1), alone(1);
+    model->to(torch::kDouble);
+    DataParallel parallel(*model, world.group(), small_buckets());
+    const int64_t closures = train(*model, x.slice(0, world.rank() * 6, (world.rank() + 1) * 6),
+                                   [&](const at::Tensor& loss) { return parallel.mean(loss); });
+    EXPECT_EQ(closures, train(*alone, x, [](const at::Tensor& loss) { return loss; }));
+    EXPECT_LT(largest_difference(*model, *alone), 1e-6);
+  });
 }
 
 TEST(MeanTest, IsOfFloatingTensors) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          Toy model(1);
-                          const DataParallel parallel(*model, world.group());
-                          EXPECT_TRUE(parallel.mean(torch::full({2}, 1.0 + world.rank(), torch::requires_grad()))
-                                          .equal(torch::full({2}, 1.5)));
-                          EXPECT_THAT(error_of([&] { parallel.mean(torch::tensor({1})); }),
-                                      HasSubstr("mean() of a tensor of type Long"));
-                          EXPECT_THAT(error_of([&] { parallel.mean(at::Tensor()); }), HasSubstr("an undefined tensor"));
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    Toy model(1);
+    const DataParallel parallel(*model, world.group());
+    EXPECT_TRUE(
+        parallel.mean(torch::full({2}, 1.0 + world.rank(), torch::requires_grad())).equal(torch::full({2}, 1.5)));
+    EXPECT_THAT(error_of([&] { parallel.mean(torch::tensor({1})); }), HasSubstr("mean() of a tensor of type Long"));
+    EXPECT_THAT(error_of([&] { parallel.mean(at::Tensor()); }), HasSubstr("an undefined tensor"));
+  });
 }
 
 TEST(SparseGradientTest, TheErrorNamesTheWayThatTakesIt) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          const at::Tensor table = torch::ones({4, 2}, torch::requires_grad());
-                          const DataParallel parallel({{"table", table}}, world.group());
-                          const std::string error = error_of([&] {
-                            torch::embedding(table, torch::tensor({1}), -1, false, /*sparse=*/true).sum().backward();
-                          });
-                          EXPECT_THAT(error, testing::AllOf(HasSubstr("parameter table has a sparse gradient"),
-                                                            HasSubstr("horovod::DistributedOptimizer")));
-                        }),
-              IsEmpty());
+  on_ranks(1, [](comm::World& world) {
+    const at::Tensor table = torch::ones({4, 2}, torch::requires_grad());
+    const DataParallel parallel({{"table", table}}, world.group());
+    const std::string error =
+        error_of([&] { torch::embedding(table, torch::tensor({1}), -1, false, /*sparse=*/true).sum().backward(); });
+    EXPECT_THAT(error, testing::AllOf(HasSubstr("parameter table has a sparse gradient"),
+                                      HasSubstr("horovod::DistributedOptimizer")));
+  });
 }
 
 } // namespace

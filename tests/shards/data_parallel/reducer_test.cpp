@@ -14,8 +14,8 @@
 namespace trireme::parallel {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
-using testing::IsEmpty;
 
 std::vector<bucket::FlatParameters*> pointers(const FlatBuffers& buffers) {
   std::vector<bucket::FlatParameters*> out;
@@ -29,42 +29,39 @@ class ReducerTest : public testing::TestWithParam<int> {};
 
 // The same local gradients, summed bucket by bucket without any hook, give the same bits.
 TEST_P(ReducerTest, SumsAreBitEqualToPlainAllReduces) {
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [](comm::World& world) {
-                          const comm::Group& group = world.group();
-                          Toy model(1);
-                          Toy twin(1);
-                          const auto flat = flatten(trainable_parameters(*model), group, small_buckets());
-                          AllReduceSync sync(group, small_buckets());
-                          Reducer reducer(pointers(flat), sync);
-                          for (int step = 0; step < 4; ++step) {
-                            const at::Tensor x = toy_batch(step * 10 + world.rank(), 5);
-                            flat[0]->clear_grads();
-                            model->loss(x).backward();
-                            reducer.finish();
-                            twin->zero_grad();
-                            twin->loss(x).backward();
-                            // Lay the twin's gradients out in the same way and reduce them plainly.
-                            const auto& layout = flat[0]->layout();
-                            at::Tensor plain = torch::zeros({layout.numel()});
-                            const auto twins = trainable_parameters(*twin);
-                            for (int64_t i = 0; i < flat[0]->count(); ++i) {
-                              const auto& slot = layout.slot_of(i);
-                              if (twins[i].second.grad().defined()) {
-                                plain.slice(0, slot.begin, slot.end).copy_(twins[i].second.grad().flatten());
-                              }
-                            }
-                            ASSERT_GT(layout.buckets().size(), 3u);
-                            for (size_t b = 0; b < layout.buckets().size(); ++b) {
-                              const auto& bucket = layout.buckets()[b];
-                              at::Tensor part = plain.slice(0, bucket.begin, bucket.end).clone();
-                              group.all_reduce(part).wait();
-                              EXPECT_TRUE(part.equal(flat[0]->flat_grad().slice(0, bucket.begin, bucket.end)))
-                                  << "bucket " << b;
-                            }
-                          }
-                        }),
-              IsEmpty());
+  on_ranks(GetParam(), [](comm::World& world) {
+    const comm::Group& group = world.group();
+    Toy model(1);
+    Toy twin(1);
+    const auto flat = flatten(trainable_parameters(*model), group, small_buckets());
+    AllReduceSync sync(group, small_buckets());
+    Reducer reducer(pointers(flat), sync);
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor x = toy_batch(step * 10 + world.rank(), 5);
+      flat[0]->clear_grads();
+      model->loss(x).backward();
+      reducer.finish();
+      twin->zero_grad();
+      twin->loss(x).backward();
+      // Lay the twin's gradients out in the same way and reduce them plainly.
+      const auto& layout = flat[0]->layout();
+      at::Tensor plain = torch::zeros({layout.numel()});
+      const auto twins = trainable_parameters(*twin);
+      for (int64_t i = 0; i < flat[0]->count(); ++i) {
+        const auto& slot = layout.slot_of(i);
+        if (twins[i].second.grad().defined()) {
+          plain.slice(0, slot.begin, slot.end).copy_(twins[i].second.grad().flatten());
+        }
+      }
+      ASSERT_GT(layout.buckets().size(), 3u);
+      for (size_t b = 0; b < layout.buckets().size(); ++b) {
+        const auto& bucket = layout.buckets()[b];
+        at::Tensor part = plain.slice(0, bucket.begin, bucket.end).clone();
+        group.all_reduce(part).wait();
+        EXPECT_TRUE(part.equal(flat[0]->flat_grad().slice(0, bucket.begin, bucket.end))) << "bucket " << b;
+      }
+    }
+  });
 }
 
 // Two types of parameters, so two buffers: a is fp32 in part and b is bf16 in part.
@@ -92,71 +89,60 @@ TORCH_MODULE(Mixed);
 // Gradients arrive in another order on every rank, and some not at all. They are small whole numbers, exact in either
 // type.
 TEST_P(ReducerTest, BucketsOfAllBuffersStartInOneOrderWhateverOrderGradientsArriveIn) {
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [](comm::World& world) {
-                          const std::vector<std::vector<std::string>> branches = {
-                              {"a", "b", "c"}, {"c", "b", "a"}, {"b"}, {"c", "a"}};
-                          Mixed model;
-                          const auto flat = flatten(trainable_parameters(*model), world.group(), small_buckets());
-                          ASSERT_EQ(flat.size(), 2u);
-                          AllReduceSync sync(world.group(), small_buckets());
-                          Reducer reducer(pointers(flat), sync);
-                          const auto before = flat[0]->layout().order();
-                          for (int step = 0; step < 4; ++step) {
-                            const auto branches_of = [&](int rank) {
-                              return branches[static_cast<size_t>(rank + step) % branches.size()];
-                            };
-                            for (const auto& buffer : flat) {
-                              buffer->clear_grads();
-                            }
-                            at::Tensor loss = torch::zeros({});
-                            for (const std::string& name : branches_of(world.rank())) {
-                              loss = loss + model->branch(name, torch::full({2, 4}, 1.0 + world.rank()));
-                            }
-                            loss.backward();
-                            reducer.finish();
-                            for (const auto& item : model->named_parameters()) {
-                              double expected = 0;
-                              for (int rank = 0; rank < world.size(); ++rank) {
-                                const auto used = branches_of(rank);
-                                const bool is_used =
-                                    std::find(used.begin(), used.end(), item.key().substr(0, 1)) != used.end();
-                                expected += !is_used ? 0 : item.key().substr(2) == "bias" ? 2 : 2 * (1 + rank);
-                              }
-                              EXPECT_TRUE(item.value().grad().eq(expected).all().item<bool>())
-                                  << item.key() << ", step " << step;
-                            }
-                          }
-                          EXPECT_EQ(flat[0]->layout().order(), before) << "nothing is learned";
-                        }),
-              IsEmpty());
+  on_ranks(GetParam(), [](comm::World& world) {
+    const std::vector<std::vector<std::string>> branches = {{"a", "b", "c"}, {"c", "b", "a"}, {"b"}, {"c", "a"}};
+    Mixed model;
+    const auto flat = flatten(trainable_parameters(*model), world.group(), small_buckets());
+    ASSERT_EQ(flat.size(), 2u);
+    AllReduceSync sync(world.group(), small_buckets());
+    Reducer reducer(pointers(flat), sync);
+    const auto before = flat[0]->layout().order();
+    for (int step = 0; step < 4; ++step) {
+      const auto branches_of = [&](int rank) { return branches[static_cast<size_t>(rank + step) % branches.size()]; };
+      for (const auto& buffer : flat) {
+        buffer->clear_grads();
+      }
+      at::Tensor loss = torch::zeros({});
+      for (const std::string& name : branches_of(world.rank())) {
+        loss = loss + model->branch(name, torch::full({2, 4}, 1.0 + world.rank()));
+      }
+      loss.backward();
+      reducer.finish();
+      for (const auto& item : model->named_parameters()) {
+        double expected = 0;
+        for (int rank = 0; rank < world.size(); ++rank) {
+          const auto used = branches_of(rank);
+          const bool is_used = std::find(used.begin(), used.end(), item.key().substr(0, 1)) != used.end();
+          expected += !is_used ? 0 : item.key().substr(2) == "bias" ? 2 : 2 * (1 + rank);
+        }
+        EXPECT_TRUE(item.value().grad().eq(expected).all().item<bool>()) << item.key() << ", step " << step;
+      }
+    }
+    EXPECT_EQ(flat[0]->layout().order(), before) << "nothing is learned";
+  });
 }
 
 TEST_P(ReducerTest, PreAndPostScalingGiveTheMean) {
-  EXPECT_THAT(
-      run_ranks(GetParam(),
-                [](comm::World& world) {
-                  for (int kind = 0; kind < 3; ++kind) {
-                    DataParallelOptions options = small_buckets();
-                    options.prescale_gradients = kind == 1;
-                    options.gradient_predivide_factor = kind == 2 ? 2.0 : 1.0;
-                    Toy model(1);
-                    const auto flat = flatten(trainable_parameters(*model), world.group(), options);
-                    AllReduceSync sync(world.group(), options);
-                    Reducer reducer(pointers(flat), sync);
-                    model->loss(toy_batch(3, 4)).backward(); // the same on every rank: the mean is the local gradient
-                    const at::Tensor local = [&] {
-                      Toy twin(1);
-                      twin->loss(toy_batch(3, 4)).backward();
-                      return twin->first->weight.grad().clone();
-                    }();
-                    reducer.finish();
-                    const double scale = sync.scale();
-                    EXPECT_TRUE(torch::allclose(model->first->weight.grad() * scale, local, 1e-6, 1e-9))
-                        << "kind " << kind;
-                  }
-                }),
-      IsEmpty());
+  on_ranks(GetParam(), [](comm::World& world) {
+    for (int kind = 0; kind < 3; ++kind) {
+      DataParallelOptions options = small_buckets();
+      options.prescale_gradients = kind == 1;
+      options.gradient_predivide_factor = kind == 2 ? 2.0 : 1.0;
+      Toy model(1);
+      const auto flat = flatten(trainable_parameters(*model), world.group(), options);
+      AllReduceSync sync(world.group(), options);
+      Reducer reducer(pointers(flat), sync);
+      model->loss(toy_batch(3, 4)).backward(); // the same on every rank: the mean is the local gradient
+      const at::Tensor local = [&] {
+        Toy twin(1);
+        twin->loss(toy_batch(3, 4)).backward();
+        return twin->first->weight.grad().clone();
+      }();
+      reducer.finish();
+      const double scale = sync.scale();
+      EXPECT_TRUE(torch::allclose(model->first->weight.grad() * scale, local, 1e-6, 1e-9)) << "kind " << kind;
+    }
+  });
 }
 
 TEST(ReducerErrorTest, SparseGradientsAreRefusedByName) {

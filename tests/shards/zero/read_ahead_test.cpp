@@ -16,8 +16,8 @@
 namespace trireme::zero {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
-using testing::IsEmpty;
 
 constexpr int kReadUnits = 6;
 
@@ -77,46 +77,39 @@ struct Units {
 };
 
 TEST(ReadAheadTest, UnitsAreReadInTheOrderOfThePassBeforeTheyAreGathered) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          Units units(world.group(), 2);
-                          EXPECT_EQ(units.pass().first, "r0 g0 r1 g1 r2 g2 r3 g3 r4 g4 r5 g5")
-                              << "nothing is known yet";
-                          const auto [there, back] = units.pass();
-                          EXPECT_EQ(there, "r0 r1 g0 g1 r2 r3 g2 r3 r4 g3 r4 r5 g4 r5 r3 g5 r3 r2");
-                          EXPECT_EQ(back, "r3 r2 g3 r2 r1 g2 r1 r0 g1 r0 g0");
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    Units units(world.group(), 2);
+    EXPECT_EQ(units.pass().first, "r0 g0 r1 g1 r2 g2 r3 g3 r4 g4 r5 g5") << "nothing is known yet";
+    const auto [there, back] = units.pass();
+    EXPECT_EQ(there, "r0 r1 g0 g1 r2 r3 g2 r3 r4 g3 r4 r5 g4 r5 r3 g5 r3 r2");
+    EXPECT_EQ(back, "r3 r2 g3 r2 r1 g2 r1 r0 g1 r0 g0");
+  });
 }
 
 // An embedding is used at the beginning of a pass only.
 TEST(ReadAheadTest, TheEndOfAPassReadsWhatTheNextOneBeginsWith) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          Units units(world.group(), 3);
-                          const auto pass = [&](std::vector<int> used) {
-                            units.coordinator->begin(Pass::training);
-                            for (const int i : used) {
-                              units.store->take();
-                              units.coordinator->enter(*units.modules[static_cast<size_t>(i)]);
-                            }
-                            return units.store->take(); // by the last one
-                          };
-                          EXPECT_EQ(pass({0, 1, 2, 2, 1}), "r1 g1") << "nothing is known yet";
-                          EXPECT_EQ(pass({0, 1, 2, 2, 1}), "r0");
-                          EXPECT_EQ(pass({0, 1, 3}), "r3 g3") << "another way: nothing is known of its end";
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    Units units(world.group(), 3);
+    const auto pass = [&](std::vector<int> used) {
+      units.coordinator->begin(Pass::training);
+      for (const int i : used) {
+        units.store->take();
+        units.coordinator->enter(*units.modules[static_cast<size_t>(i)]);
+      }
+      return units.store->take(); // by the last one
+    };
+    EXPECT_EQ(pass({0, 1, 2, 2, 1}), "r1 g1") << "nothing is known yet";
+    EXPECT_EQ(pass({0, 1, 2, 2, 1}), "r0");
+    EXPECT_EQ(pass({0, 1, 3}), "r3 g3") << "another way: nothing is known of its end";
+  });
 }
 
 TEST(ReadAheadTest, WithoutAStoreThatReadsAheadNothingIsNamed) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          Units units(world.group(), 0);
-                          units.pass();
-                          EXPECT_EQ(units.pass().first, "g0 g1 g2 g3 g4 g5");
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    Units units(world.group(), 0);
+    units.pass();
+    EXPECT_EQ(units.pass().first, "g0 g1 g2 g3 g4 g5");
+  });
 }
 
 // Of unit 0, whose bucket is the last.
@@ -125,48 +118,44 @@ const void* shard_of_first(Units& units) {
 }
 
 TEST(ReadAheadTest, ARankAloneComputesWithTheMemoryOfTheStore) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          Units units(world.group(), 2);
-                          const at::Tensor weight = units.modules[0]->weight;
-                          units.coordinator->begin(Pass::training);
-                          units.coordinator->enter(*units.modules[0]);
-                          EXPECT_EQ(weight.const_data_ptr(), shard_of_first(units)) << "was copied";
-                          units.coordinator->release_all();
-                          EXPECT_FALSE(device::has_memory(weight));
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    Units units(world.group(), 2);
+    const at::Tensor weight = units.modules[0]->weight;
+    units.coordinator->begin(Pass::training);
+    units.coordinator->enter(*units.modules[0]);
+    EXPECT_EQ(weight.const_data_ptr(), shard_of_first(units)) << "was copied";
+    units.coordinator->release_all();
+    EXPECT_FALSE(device::has_memory(weight));
+  });
 }
 
 TEST(ReadAheadTest, WhatARankAloneChangesInGatheredParametersIsLost) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          const torch::NoGradGuard no_grad;
-                          Units units(world.group(), 2);
-                          const at::Tensor weight = units.modules[0]->weight;
-                          units.coordinator->pin({weight});
-                          const at::Tensor before = weight.clone();
-                          for (const bool in_use : {false, true}) { // before the pin: then it shows the store's memory
-                            units.coordinator->unpin({weight}, std::nullopt);
-                            units.coordinator->release_all();
-                            if (in_use) {
-                              units.coordinator->begin(Pass::training);
-                              units.coordinator->enter(*units.modules[0]);
-                            }
-                            units.coordinator->pin({weight});
-                            EXPECT_TRUE(weight.equal(before));
-                            at::Tensor(weight).fill_(7);
-                          }
-                          units.coordinator->unpin({weight}, std::nullopt);
-                          units.coordinator->release_all();
-                          units.coordinator->rewrite({weight}, [&] {
-                            EXPECT_TRUE(weight.equal(before));
-                            at::Tensor(weight).fill_(8);
-                          });
-                          units.coordinator->enter(*units.modules[0]);
-                          EXPECT_TRUE(weight.equal(torch::full_like(weight, 8)));
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    const torch::NoGradGuard no_grad;
+    Units units(world.group(), 2);
+    const at::Tensor weight = units.modules[0]->weight;
+    units.coordinator->pin({weight});
+    const at::Tensor before = weight.clone();
+    for (const bool in_use : {false, true}) { // before the pin: then it shows the store's memory
+      units.coordinator->unpin({weight}, std::nullopt);
+      units.coordinator->release_all();
+      if (in_use) {
+        units.coordinator->begin(Pass::training);
+        units.coordinator->enter(*units.modules[0]);
+      }
+      units.coordinator->pin({weight});
+      EXPECT_TRUE(weight.equal(before));
+      at::Tensor(weight).fill_(7);
+    }
+    units.coordinator->unpin({weight}, std::nullopt);
+    units.coordinator->release_all();
+    units.coordinator->rewrite({weight}, [&] {
+      EXPECT_TRUE(weight.equal(before));
+      at::Tensor(weight).fill_(8);
+    });
+    units.coordinator->enter(*units.modules[0]);
+    EXPECT_TRUE(weight.equal(torch::full_like(weight, 8)));
+  });
 }
 
 } // namespace

@@ -17,9 +17,9 @@ namespace {
 
 namespace nn = torch::nn;
 using test::error_of;
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 struct Parts {
   nn::Sequential net{nn::Linear(3, 4), nn::BatchNorm1d(4)};
@@ -89,43 +89,38 @@ TEST(ElasticStateTest, RestoreReturnsToWhatWasSaved) {
 }
 
 TEST(ElasticStateTest, SyncGivesAllRanksWhatRankZeroHasAndKeepsIt) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          init(world);
-                          Parts parts(world.rank()), root(0);
-                          parts.train(2 + world.rank());
-                          root.train(2);
-                          parts.state.sync();
-                          EXPECT_TRUE(equal(parts.values(), root.values()));
-                          parts.train(2);
-                          root.train(2);
-                          EXPECT_TRUE(equal(parts.values(), root.values()));
-                          parts.state.restore();
-                          Parts again(0);
-                          again.train(2);
-                          EXPECT_TRUE(equal(parts.values(), again.values()));
-                          parts.state.commit(); // outside of run(): only save()
-                          shutdown();
-                        }),
-              IsEmpty());
+  on_ranks(3, [](comm::World& world) {
+    init(world);
+    Parts parts(world.rank()), root(0);
+    parts.train(2 + world.rank());
+    root.train(2);
+    parts.state.sync();
+    EXPECT_TRUE(equal(parts.values(), root.values()));
+    parts.train(2);
+    root.train(2);
+    EXPECT_TRUE(equal(parts.values(), root.values()));
+    parts.state.restore();
+    Parts again(0);
+    again.train(2);
+    EXPECT_TRUE(equal(parts.values(), again.values()));
+    parts.state.commit(); // outside of run(): only save()
+    shutdown();
+  });
 }
 
 TEST(ElasticStateTest, ADifferentStateOnAnotherRankIsNamed) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          init(world);
-                          int64_t a = 1, b = 2;
-                          ObjectState state;
-                          state.add(world.rank() == 0 ? "a" : "b", a);
-                          EXPECT_THAT(error_of([&] { state.add(world.rank() == 0 ? "a" : "b", b); }),
-                                      HasSubstr("two parts of the state are called"));
-                          EXPECT_THAT(error_of([&] { state.sync(); }),
-                                      world.rank() == 0 ? HasSubstr("no Error")
-                                                        : HasSubstr("rank 0 has no \"b\" in its state"));
-                          barrier();
-                          shutdown();
-                        }),
-              IsEmpty());
+  on_ranks(2, [](comm::World& world) {
+    init(world);
+    int64_t a = 1, b = 2;
+    ObjectState state;
+    state.add(world.rank() == 0 ? "a" : "b", a);
+    EXPECT_THAT(error_of([&] { state.add(world.rank() == 0 ? "a" : "b", b); }),
+                HasSubstr("two parts of the state are called"));
+    EXPECT_THAT(error_of([&] { state.sync(); }),
+                world.rank() == 0 ? HasSubstr("no Error") : HasSubstr("rank 0 has no \"b\" in its state"));
+    barrier();
+    shutdown();
+  });
 }
 
 } // namespace

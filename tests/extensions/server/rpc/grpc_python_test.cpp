@@ -24,7 +24,7 @@ class GrpcPythonTest : public testing::Test {
   static void run(const std::string& name) {
     test::EchoServer server("grpc://127.0.0.1:0", test::kAccess, "");
     const auto [status, output] =
-        test::run_command("timeout -k 5 200 '" + test::source_dir() + "/.venv/bin/python' '" + test::source_dir() +
+        test::run_command("timeout -k 5 200 '" + test::python() + "' '" + test::source_dir() +
                           "/tests/extensions/server/rpc/grpc_peer.py' " + name + " " + server.address());
     EXPECT_EQ(status, 0) << output;
   }
@@ -48,11 +48,10 @@ TEST_F(GrpcPythonTest, CompressedFramesAreTaken) {
 
 /// What a client says of a server that does this wrong.
 std::string said_of(const std::string& what) {
-  FILE* const server =
-      ::popen(concat("exec timeout -k 5 100 '", test::source_dir(), "/.venv/bin/python' '", test::source_dir(),
-                     "/tests/extensions/server/rpc/grpc_peer.py' bad_server ", what)
-                  .c_str(),
-              "r");
+  FILE* const server = ::popen(concat("exec timeout -k 5 100 '", test::python(), "' '", test::source_dir(),
+                                      "/tests/extensions/server/rpc/grpc_peer.py' bad_server ", what)
+                                   .c_str(),
+                               "r");
   int port = 0;
   if (std::fscanf(server, "%d", &port) != 1) {
     ADD_FAILURE() << "no port";

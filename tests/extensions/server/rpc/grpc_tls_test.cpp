@@ -114,9 +114,8 @@ TEST_F(GrpcTlsTest, PythonTrustsItToo) {
   trust("ca", "TRIREME_TLS_CLIENT_CA");
   EchoServer server("grpcs://127.0.0.1:0", kAccess, "");
   own("client");
-  const auto [status, output] =
-      run_command("timeout -k 5 200 '" + test::source_dir() + "/.venv/bin/python' '" + test::source_dir() +
-                  "/tests/extensions/server/rpc/grpc_peer.py' tls_works " + server.address());
+  const auto [status, output] = run_command("timeout -k 5 200 '" + test::python() + "' '" + test::source_dir() +
+                                            "/tests/extensions/server/rpc/grpc_peer.py' tls_works " + server.address());
   EXPECT_EQ(status, 0) << output;
 }
 
