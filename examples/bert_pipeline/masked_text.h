@@ -21,9 +21,7 @@ class MaskedText : public trireme::data::Dataset {
   /// Errors: InputError for a file that cannot be read or is shorter than one sample, or a length below 16.
   MaskedText(const std::filesystem::path& file, int64_t length);
 
-  int64_t size() const override {
-    return static_cast<int64_t>(text_.size()) / length_;
-  }
+  int64_t size() const override { return static_cast<int64_t>(text_.size()) / length_; }
   trireme::data::Batch get(std::span<const int64_t> indices) const override;
   std::string describe() const override;
 

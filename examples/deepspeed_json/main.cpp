@@ -8,18 +8,14 @@
 // y = sin(sum of x).
 class Waves : public trireme::data::Dataset {
  public:
-  int64_t size() const override {
-    return 4096;
-  }
+  int64_t size() const override { return 4096; }
   trireme::data::Batch get(std::span<const int64_t> indices) const override {
     const at::Tensor i =
         torch::tensor(at::ArrayRef<int64_t>(indices.data(), indices.size()), torch::kFloat32).unsqueeze(1);
     const at::Tensor x = torch::sin(i * torch::arange(1, 9, torch::kFloat32));
     return {{x}, {torch::sin(x.sum(1, true))}, static_cast<int64_t>(indices.size())};
   }
-  std::string describe() const override {
-    return "waves";
-  }
+  std::string describe() const override { return "waves"; }
 };
 
 int main(int argc, char** argv) try {

@@ -37,9 +37,7 @@ class Spirals : public torch::data::datasets::Dataset<Spirals> {
     const auto i = static_cast<int64_t>(index);
     return {points_.first[i], points_.second[i]};
   }
-  std::optional<size_t> size() const override {
-    return points_.first.size(0);
-  }
+  std::optional<size_t> size() const override { return points_.first.size(0); }
 
  private:
   std::pair<at::Tensor, at::Tensor> points_;

@@ -13,9 +13,7 @@ using testing::HasSubstr;
 
 class FaultTest : public testing::Test {
  protected:
-  ~FaultTest() override {
-    arm("", 0, 1, 0);
-  }
+  ~FaultTest() override { arm("", 0, 1, 0); }
 };
 
 std::string refusal(const std::string& text) {

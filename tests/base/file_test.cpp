@@ -22,9 +22,7 @@ class FileTest : public testing::Test {
   FileTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_file_", ::getpid())) {
     fs::create_directories(folder_);
   }
-  ~FileTest() override {
-    fs::remove_all(folder_);
-  }
+  ~FileTest() override { fs::remove_all(folder_); }
   fs::path folder_;
 };
 

@@ -46,9 +46,7 @@ class CountingLender : public Lender {
       take(static_cast<int64_t>(i), alive[i]);
     }
   }
-  void expect() override {
-    events_.push_back("expect " + name_);
-  }
+  void expect() override { events_.push_back("expect " + name_); }
 
   static inline int64_t live = 0;
   static inline int64_t peak = 0;
@@ -96,12 +94,8 @@ class FileLender : public Lender {
 
 class LentTest : public FolderTest {
  protected:
-  fs::path file(const char* name = "lent.safetensors") const {
-    return folder_ / name;
-  }
-  void TearDown() override {
-    fake_clones = 0;
-  }
+  fs::path file(const char* name = "lent.safetensors") const { return folder_ / name; }
+  void TearDown() override { fake_clones = 0; }
   // Whether the file has exactly these tensors, but for paddings.
   static void expect_content(const fs::path& path, const std::vector<NamedTensor>& expected) {
     const Safetensors read = Safetensors::open(path);
@@ -183,9 +177,7 @@ TEST_F(LentTest, WhatIsNotLentAsSaidEndsTheWriteAndLeavesNothing) {
   EXPECT_THAT(message_of<InputError>([&] { write_safetensors(file(), {{"meta", at::empty({3}, at::kMeta)}}); }),
               HasSubstr("has no values"));
   class Fails : public Lender {
-    void lend(const Take&) override {
-      throw Error("store", "the disk is gone");
-    }
+    void lend(const Take&) override { throw Error("store", "the disk is gone"); }
   };
   EXPECT_THAT(refusal(lent("gone", at::ones({10}), std::make_shared<Fails>(), 0)), HasSubstr("the disk is gone"));
   EXPECT_TRUE(fs::is_empty(folder_));

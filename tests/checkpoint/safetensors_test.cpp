@@ -16,9 +16,7 @@ using testing::HasSubstr;
 
 class SafetensorsTest : public FolderTest {
  protected:
-  fs::path file() const {
-    return folder_ / "model.safetensors";
-  }
+  fs::path file() const { return folder_ / "model.safetensors"; }
 };
 
 const at::ScalarType kAllTypes[] = {at::kFloat,  at::kHalf,         at::kBFloat16,      at::kDouble,

@@ -29,9 +29,7 @@ using testing::UnorderedElementsAre;
 
 class SaveRanksTest : public FolderTest {
  protected:
-  static at::Tensor weight(int64_t step) {
-    return at::arange(101, at::kFloat) + static_cast<double>(1000 * step);
-  }
+  static at::Tensor weight(int64_t step) { return at::arange(101, at::kFloat) + static_cast<double>(1000 * step); }
   // Uneven: rank r of n ends at 101 (r + 1)^2 / n^2.
   static TensorShard part(int64_t step, int rank, int size) {
     const auto cut = [&](int64_t r) { return 101 * r * r / (size * size); };

@@ -201,9 +201,7 @@ class TornSaveTest : public FolderTest {
   void SetUp() override {
     log::set_level(log::Level::error); // warnings about what was left are expected here
   }
-  void TearDown() override {
-    log::set_level(log::Level::warning);
-  }
+  void TearDown() override { log::set_level(log::Level::warning); }
 };
 
 TEST_F(TornSaveTest, KilledAtEveryChangeOfTheDisk) {
@@ -247,9 +245,7 @@ class StoreFile : public Lender {
     take(0, values_[0]);
     take(1, values_[1]);
   }
-  std::optional<bucket::Extent> extent(int64_t i) override {
-    return bucket::Extent{file_, i * kNumel * 4, kNumel * 4};
-  }
+  std::optional<bucket::Extent> extent(int64_t i) override { return bucket::Extent{file_, i * kNumel * 4, kNumel * 4}; }
   static std::vector<TensorShard> shards(const std::shared_ptr<StoreFile>& store) {
     const at::Tensor nothing = at::empty({kNumel}, at::TensorOptions(at::kFloat).device(at::kMeta));
     return {{"w", "optimizer", {kNumel}, 0, nothing, {}, {}, {store, 0, 0}},

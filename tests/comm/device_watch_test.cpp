@@ -49,9 +49,7 @@ struct FakeMark : public DeviceMark {
     }
     return now;
   }
-  int64_t steps() const override {
-    return at;
-  }
+  int64_t steps() const override { return at; }
   std::atomic<bool> ready{false};
   std::atomic<bool> lost{false};
   std::atomic<int64_t> at{0};
@@ -136,53 +134,25 @@ class FakeBackend : public Backend {
    public:
     explicit Enqueued(std::shared_ptr<FakeMark> mark) : mark_(std::move(mark)) {}
     void wait() override {}
-    bool done() override {
-      return mark_->finished();
-    }
-    std::shared_ptr<DeviceMark> mark() override {
-      return mark_;
-    }
+    bool done() override { return mark_->finished(); }
+    std::shared_ptr<DeviceMark> mark() override { return mark_; }
 
    private:
     std::shared_ptr<FakeMark> mark_;
   };
 
-  const char* name() const override {
-    return "fake";
-  }
-  bool moves(at::DeviceType type) const override {
-    return type == at::kMeta;
-  }
-  std::shared_ptr<Pending> all_reduce(at::Tensor, ReduceOp) override {
-    return enqueue();
-  }
-  std::shared_ptr<Pending> reduce_scatter(at::Tensor, at::Tensor, ReduceOp) override {
-    return enqueue();
-  }
-  std::shared_ptr<Pending> all_gather(at::Tensor, at::Tensor) override {
-    return enqueue();
-  }
-  std::shared_ptr<Pending> broadcast(at::Tensor, int) override {
-    return enqueue();
-  }
-  std::shared_ptr<Pending> all_to_all(at::Tensor, at::Tensor) override {
-    return enqueue();
-  }
-  std::shared_ptr<Pending> send(at::Tensor, int, int) override {
-    return enqueue();
-  }
-  std::shared_ptr<Pending> recv(at::Tensor, int, int) override {
-    return enqueue();
-  }
-  std::shared_ptr<Pending> barrier() override {
-    return enqueue();
-  }
-  int64_t bytes_sent() const override {
-    return 0;
-  }
-  void interrupt() override {
-    interrupted = true;
-  }
+  const char* name() const override { return "fake"; }
+  bool moves(at::DeviceType type) const override { return type == at::kMeta; }
+  std::shared_ptr<Pending> all_reduce(at::Tensor, ReduceOp) override { return enqueue(); }
+  std::shared_ptr<Pending> reduce_scatter(at::Tensor, at::Tensor, ReduceOp) override { return enqueue(); }
+  std::shared_ptr<Pending> all_gather(at::Tensor, at::Tensor) override { return enqueue(); }
+  std::shared_ptr<Pending> broadcast(at::Tensor, int) override { return enqueue(); }
+  std::shared_ptr<Pending> all_to_all(at::Tensor, at::Tensor) override { return enqueue(); }
+  std::shared_ptr<Pending> send(at::Tensor, int, int) override { return enqueue(); }
+  std::shared_ptr<Pending> recv(at::Tensor, int, int) override { return enqueue(); }
+  std::shared_ptr<Pending> barrier() override { return enqueue(); }
+  int64_t bytes_sent() const override { return 0; }
+  void interrupt() override { interrupted = true; }
   void close() override {}
 
   std::vector<std::shared_ptr<FakeMark>> marks;
@@ -213,9 +183,7 @@ class WatchedRank {
       state->close();
     }
   }
-  int rank() const {
-    return environment_.rank;
-  }
+  int rank() const { return environment_.rank; }
   std::shared_ptr<Group::State> open(const std::string& name, milliseconds timeout, Routes::Open device = nullptr,
                                      at::DeviceType type = at::kMeta) {
     fake = std::make_shared<FakeBackend>(rank(), environment_.size);
@@ -272,9 +240,7 @@ class DeviceWatchTest : public testing::TestWithParam<const char*> {
   DeviceWatchTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_device_watch_", getpid())) {
     fs::create_directories(folder_);
   }
-  ~DeviceWatchTest() override {
-    fs::remove_all(folder_);
-  }
+  ~DeviceWatchTest() override { fs::remove_all(folder_); }
   std::vector<std::string> run(const std::function<void(WatchedRank&)>& body) const {
     return test::run_processes(2, [&](int) {
       const int out = open((folder_ / "stderr").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
@@ -285,9 +251,7 @@ class DeviceWatchTest : public testing::TestWithParam<const char*> {
       body(rank);
     });
   }
-  std::string printed() const {
-    return fs::exists(folder_ / "stderr") ? read_file(folder_ / "stderr") : "";
-  }
+  std::string printed() const { return fs::exists(folder_ / "stderr") ? read_file(folder_ / "stderr") : ""; }
   fs::path folder_;
 };
 

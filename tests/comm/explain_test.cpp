@@ -35,9 +35,7 @@ struct Scene {
       }
     }
   }
-  std::string late() const {
-    return explain(asker, op, Trouble(Trouble::Kind::deadline, "late"), roll_call).what();
-  }
+  std::string late() const { return explain(asker, op, Trouble(Trouble::Kind::deadline, "late"), roll_call).what(); }
   std::string lost() const {
     return explain(asker, op, Trouble(Trouble::Kind::lost, "Connection closed by peer"), roll_call).what();
   }

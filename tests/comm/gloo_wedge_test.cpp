@@ -22,9 +22,7 @@ using testing::IsEmpty;
 /// An operation that gloo never ends.
 class EndlessWork : public c10d::Work {
  public:
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return future_;
-  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
  private:
   c10::intrusive_ptr<c10::ivalue::Future> future_ = c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get());

@@ -85,9 +85,7 @@ class HangTest : public testing::TestWithParam<const char*> {
         options);
   }
 
-  std::string printed() const {
-    return fs::exists(folder_ / "stderr") ? read_file(folder_ / "stderr") : "";
-  }
+  std::string printed() const { return fs::exists(folder_ / "stderr") ? read_file(folder_ / "stderr") : ""; }
   nlohmann::json dump(int rank) const {
     return nlohmann::json::parse(read_file(folder_ / concat("hang-rank", rank, ".json")));
   }

@@ -82,9 +82,7 @@ class LateRanksTest : public testing::TestWithParam<const char*> {
         options);
   }
 
-  std::string printed() const {
-    return fs::exists(folder_ / "stderr") ? read_file(folder_ / "stderr") : "";
-  }
+  std::string printed() const { return fs::exists(folder_ / "stderr") ? read_file(folder_ / "stderr") : ""; }
   int count(const std::string& what) const {
     const std::string text = printed();
     int found = 0;

@@ -24,45 +24,19 @@ class NotingBackend : public Backend {
                 std::shared_ptr<Pending> pending = nullptr)
       : Backend(0, 2), name_(name), type_(type), notes_(notes), pending_(std::move(pending)) {}
 
-  const char* name() const override {
-    return name_;
-  }
-  bool moves(at::DeviceType type) const override {
-    return type == type_;
-  }
-  std::shared_ptr<Pending> all_reduce(at::Tensor, ReduceOp) override {
-    return note("all_reduce");
-  }
-  std::shared_ptr<Pending> reduce_scatter(at::Tensor, at::Tensor, ReduceOp) override {
-    return note("reduce_scatter");
-  }
-  std::shared_ptr<Pending> all_gather(at::Tensor, at::Tensor) override {
-    return note("all_gather");
-  }
-  std::shared_ptr<Pending> broadcast(at::Tensor, int) override {
-    return note("broadcast");
-  }
-  std::shared_ptr<Pending> all_to_all(at::Tensor, at::Tensor) override {
-    return note("all_to_all");
-  }
-  std::shared_ptr<Pending> send(at::Tensor, int, int) override {
-    return note("send");
-  }
-  std::shared_ptr<Pending> recv(at::Tensor, int, int) override {
-    return note("recv");
-  }
-  std::shared_ptr<Pending> barrier() override {
-    return note("barrier");
-  }
-  int64_t bytes_sent() const override {
-    return 10;
-  }
-  void interrupt() override {
-    note("interrupt");
-  }
-  void close() override {
-    note("close");
-  }
+  const char* name() const override { return name_; }
+  bool moves(at::DeviceType type) const override { return type == type_; }
+  std::shared_ptr<Pending> all_reduce(at::Tensor, ReduceOp) override { return note("all_reduce"); }
+  std::shared_ptr<Pending> reduce_scatter(at::Tensor, at::Tensor, ReduceOp) override { return note("reduce_scatter"); }
+  std::shared_ptr<Pending> all_gather(at::Tensor, at::Tensor) override { return note("all_gather"); }
+  std::shared_ptr<Pending> broadcast(at::Tensor, int) override { return note("broadcast"); }
+  std::shared_ptr<Pending> all_to_all(at::Tensor, at::Tensor) override { return note("all_to_all"); }
+  std::shared_ptr<Pending> send(at::Tensor, int, int) override { return note("send"); }
+  std::shared_ptr<Pending> recv(at::Tensor, int, int) override { return note("recv"); }
+  std::shared_ptr<Pending> barrier() override { return note("barrier"); }
+  int64_t bytes_sent() const override { return 10; }
+  void interrupt() override { note("interrupt"); }
+  void close() override { note("close"); }
 
  private:
   std::shared_ptr<Pending> note(const char* what) {
@@ -89,9 +63,7 @@ class RoutesTest : public testing::Test {
     return std::make_shared<Group::State>("g", "g", std::vector<int>{0, 1}, std::move(routes),
                                           std::chrono::milliseconds(1000), nullptr, 2);
   }
-  static at::Tensor on(at::DeviceType type) {
-    return torch::empty({4}, at::TensorOptions().device(type));
-  }
+  static at::Tensor on(at::DeviceType type) { return torch::empty({4}, at::TensorOptions().device(type)); }
 
   std::vector<std::string> notes_;
 };
@@ -139,9 +111,7 @@ TEST_F(RoutesTest, AnOperationThatNobodyWaitsForIsNotUnderWayForEver) {
   class Slow final : public Pending {
    public:
     void wait() override {}
-    bool done() override {
-      return false;
-    }
+    bool done() override { return false; }
   };
   const auto all = state([this](at::Device) {
     return std::make_shared<NotingBackend>("device", at::kMeta, notes_, std::make_shared<Slow>());

@@ -49,12 +49,8 @@ template <typename T>
 class Shared {
  public:
   Shared() : place_(new(mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T) {}
-  ~Shared() {
-    munmap(place_, sizeof(T));
-  }
-  T* operator->() const {
-    return place_;
-  }
+  ~Shared() { munmap(place_, sizeof(T)); }
+  T* operator->() const { return place_; }
 
  private:
   T* place_;
@@ -81,12 +77,8 @@ void be_one_of_two() {
 /// A secret that all forked ranks find.
 class JobSecret {
  public:
-  JobSecret() : file_(store::Secret::random().memory_file()) {
-    set("TRIREME_SECRET_FD", std::to_string(file_.get()));
-  }
-  ~JobSecret() {
-    unsetenv("TRIREME_SECRET_FD");
-  }
+  JobSecret() : file_(store::Secret::random().memory_file()) { set("TRIREME_SECRET_FD", std::to_string(file_.get())); }
+  ~JobSecret() { unsetenv("TRIREME_SECRET_FD"); }
 
  private:
   Descriptor file_;

@@ -44,12 +44,8 @@ class StagedRank {
     direct->close();
   }
 
-  int rank() const {
-    return environment_.rank;
-  }
-  int size() const {
-    return environment_.size;
-  }
+  int rank() const { return environment_.rank; }
+  int size() const { return environment_.size; }
   /// A group that moves tensors with the staged backend, watched as those of a World are.
   Group group() {
     std::vector<int> all;

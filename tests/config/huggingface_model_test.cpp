@@ -53,12 +53,8 @@ class HuggingFaceModelTest : public testing::Test {
     folder_ = fs::canonical(name);
     write("train.txt", "some text");
   }
-  void TearDown() override {
-    fs::remove_all(folder_);
-  }
-  void write(const std::string& name, const std::string& text) {
-    std::ofstream(folder_ / name) << text;
-  }
+  void TearDown() override { fs::remove_all(folder_); }
+  void write(const std::string& name, const std::string& text) { std::ofstream(folder_ / name) << text; }
   HuggingFaceModel read(const ordered_json& config) {
     write("config.json", config.dump(2));
     return read_huggingface_model(folder_);

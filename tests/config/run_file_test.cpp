@@ -36,9 +36,7 @@ class RunFileTest : public testing::Test {
     write("images", "");
     write("labels", "");
   }
-  void TearDown() override {
-    fs::remove_all(folder_);
-  }
+  void TearDown() override { fs::remove_all(folder_); }
   fs::path write(const std::string& name, const std::string& text) {
     fs::create_directories((folder_ / name).parent_path());
     std::ofstream(folder_ / name) << text;

@@ -75,9 +75,7 @@ std::string tiny_database() {
 
 class FetchTest : public TemporaryFolderTest {
  protected:
-  void SetUp() override {
-    options_.installed_root = folder_ / "no_packages";
-  }
+  void SetUp() override { options_.installed_root = folder_ / "no_packages"; }
   // Nothing is found in PATH but what a test puts there, and what it and dpkg-deb need of the system's.
   void use_programs(const std::vector<std::pair<std::string, std::string>>& scripts) {
     const fs::path programs = folder_ / "programs";

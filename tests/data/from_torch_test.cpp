@@ -21,16 +21,12 @@ class Squares : public torch::data::datasets::Dataset<Squares> {
     const auto value = static_cast<double>(i);
     return {torch::tensor({value, 10 * value}), torch::tensor(value * value)};
   }
-  std::optional<size_t> size() const override {
-    return 7;
-  }
+  std::optional<size_t> size() const override { return 7; }
 };
 
 class Endless : public Squares {
  public:
-  std::optional<size_t> size() const override {
-    return std::nullopt;
-  }
+  std::optional<size_t> size() const override { return std::nullopt; }
 };
 
 void expect_squares(const Dataset& data, double factor = 1) {

@@ -26,9 +26,7 @@ using testing::HasSubstr;
 class CountingDataset : public Dataset {
  public:
   explicit CountingDataset(int64_t size) : size_(size) {}
-  int64_t size() const override {
-    return size_;
-  }
+  int64_t size() const override { return size_; }
   Batch get(std::span<const int64_t> indices) const override {
     ++calls;
     for (const int64_t index : indices) {
@@ -45,9 +43,7 @@ class CountingDataset : public Dataset {
     }
     return {{input}, {target}, rows};
   }
-  std::string describe() const override {
-    return "counting";
-  }
+  std::string describe() const override { return "counting"; }
   mutable std::atomic<int> calls = 0;
   std::atomic<int64_t> bad_sample = -1;
   int64_t extra_rows = 0;

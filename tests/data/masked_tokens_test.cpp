@@ -28,17 +28,13 @@ constexpr int64_t kVocabulary = 500;
 class Counting : public Dataset {
  public:
   explicit Counting(int64_t length) : length_(length) {}
-  int64_t size() const override {
-    return kSamples;
-  }
+  int64_t size() const override { return kSamples; }
   Batch get(std::span<const int64_t> indices) const override {
     const at::Tensor row = at::arange(1000, 1000 + length_, at::kLong);
     const at::Tensor input = row.expand({std::ssize(indices), length_}).contiguous();
     return {{input}, {input + 1}, std::ssize(indices)};
   }
-  std::string describe() const override {
-    return "counting";
-  }
+  std::string describe() const override { return "counting"; }
 
  private:
   int64_t length_;

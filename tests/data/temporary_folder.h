@@ -21,9 +21,7 @@ class TemporaryFolderTest : public testing::Test {
     folder_ = std::filesystem::path(testing::TempDir()) / concat("trireme_data_", ::getpid(), '_', test->name());
     std::filesystem::create_directories(folder_);
   }
-  ~TemporaryFolderTest() override {
-    std::filesystem::remove_all(folder_);
-  }
+  ~TemporaryFolderTest() override { std::filesystem::remove_all(folder_); }
   std::filesystem::path write(const std::string& name, std::string_view content) const {
     std::ofstream(folder_ / name, std::ios::binary) << content;
     return folder_ / name;

@@ -26,15 +26,9 @@ class FakeTokenizer : public Tokenizer {
     }
     return ids;
   }
-  std::string decode(std::span<const int32_t>, bool) const override {
-    return "";
-  }
-  int64_t vocab_size() const override {
-    return offset_ + 256;
-  }
-  std::string describe() const override {
-    return "fake";
-  }
+  std::string decode(std::span<const int32_t>, bool) const override { return ""; }
+  int64_t vocab_size() const override { return offset_ + 256; }
+  std::string describe() const override { return "fake"; }
 
  private:
   size_t bytes_each_;

@@ -88,12 +88,8 @@ TEST(TorchSamplerTest, AnotherNumberOfRanksGoesOn) {
 // The numbers of its samples.
 class Numbers : public torch::data::datasets::Dataset<Numbers, int64_t> {
  public:
-  int64_t get(size_t index) override {
-    return static_cast<int64_t>(index);
-  }
-  std::optional<size_t> size() const override {
-    return 50;
-  }
+  int64_t get(size_t index) override { return static_cast<int64_t>(index); }
+  std::optional<size_t> size() const override { return 50; }
 };
 
 // A loader that reads by a copy of the sampler.

@@ -42,9 +42,7 @@ class ConfiguredTest : public testing::Test {
   ConfiguredTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_configured_", ::getpid())) {
     fs::create_directories(folder_);
   }
-  ~ConfiguredTest() override {
-    fs::remove_all(folder_);
-  }
+  ~ConfiguredTest() override { fs::remove_all(folder_); }
   fs::path folder_;
 };
 
@@ -59,9 +57,7 @@ TEST_F(ConfiguredTest, ATieBySharedMemoryIsRefusedByName) {
       register_module("head", head);
       head->weight.set_data(embedding->weight.detach());
     }
-    at::Tensor forward(const at::Tensor& input) {
-      return head->forward(embedding->forward(input));
-    }
+    at::Tensor forward(const at::Tensor& input) { return head->forward(embedding->forward(input)); }
   };
   TORCH_MODULE(Tied);
   on_ranks(1, [](comm::World& world) {

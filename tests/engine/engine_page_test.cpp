@@ -21,17 +21,13 @@ namespace {
 struct HeadedNetImpl : torch::nn::Module {
   torch::nn::Linear body = register_module("body", torch::nn::Linear(6, 8));
   torch::nn::Linear head = register_module("head", torch::nn::Linear(8, 3));
-  at::Tensor forward(const at::Tensor& x) {
-    return head(body(x).relu());
-  }
+  at::Tensor forward(const at::Tensor& x) { return head(body(x).relu()); }
 };
 TORCH_MODULE(HeadedNet);
 
 class Points : public data::Dataset {
  public:
-  int64_t size() const override {
-    return 1000;
-  }
+  int64_t size() const override { return 1000; }
   data::Batch get(std::span<const int64_t> indices) const override {
     std::vector<at::Tensor> inputs;
     for (const int64_t index : indices) {
@@ -40,9 +36,7 @@ class Points : public data::Dataset {
     const at::Tensor x = torch::cat(inputs);
     return {{x}, {x.narrow(1, 0, 3).argmax(1)}, std::ssize(indices)};
   }
-  std::string describe() const override {
-    return "points";
-  }
+  std::string describe() const override { return "points"; }
 };
 
 TEST(EnginePageTest, GroupsSamplesAndLogits) {

@@ -36,9 +36,7 @@ class Trap {
     }
     return x;
   }
-  void arm(bool on) const {
-    *armed_ = on;
-  }
+  void arm(bool on) const { *armed_ = on; }
 
  private:
   std::shared_ptr<bool> armed_ = std::make_shared<bool>(false);

@@ -33,30 +33,14 @@ class MeanSync : public parallel::GradientSync,
  public:
   explicit MeanSync(const comm::Group& group) : GradientSync(group) {}
 
-  StepExchange& step_exchange() override {
-    return *this;
-  }
-  SyncState& sync_state() override {
-    return *this;
-  }
-  const LocalSteps* local_steps() const override {
-    return this;
-  }
-  bool is_local() const override {
-    return true;
-  }
-  bool ends_round() const override {
-    return (steps_ + 1) % kEvery == 0;
-  }
-  int64_t steps_until_equal() const override {
-    return (kEvery - steps_ % kEvery) % kEvery;
-  }
-  void attach(const std::vector<bucket::FlatParameters*>& buffers) override {
-    buffers_ = buffers;
-  }
-  comm::Work gradients_ready(bucket::FlatParameters&, int64_t) override {
-    return {};
-  }
+  StepExchange& step_exchange() override { return *this; }
+  SyncState& sync_state() override { return *this; }
+  const LocalSteps* local_steps() const override { return this; }
+  bool is_local() const override { return true; }
+  bool ends_round() const override { return (steps_ + 1) % kEvery == 0; }
+  int64_t steps_until_equal() const override { return (kEvery - steps_ % kEvery) % kEvery; }
+  void attach(const std::vector<bucket::FlatParameters*>& buffers) override { buffers_ = buffers; }
+  comm::Work gradients_ready(bucket::FlatParameters&, int64_t) override { return {}; }
   bool end_step(bool) override {
     const torch::NoGradGuard no_grad;
     const bool meet = ends_round();
@@ -70,9 +54,7 @@ class MeanSync : public parallel::GradientSync,
     ++steps_;
     return meet;
   }
-  void load_state(const nlohmann::json&, int64_t steps) override {
-    steps_ = steps;
-  }
+  void load_state(const nlohmann::json&, int64_t steps) override { steps_ = steps; }
 
  private:
   int64_t steps_ = 0;
@@ -95,9 +77,7 @@ struct MeanRun {
         .make = [](const parallel::ReduceGroups& groups) { return std::make_unique<MeanSync>(groups.data()); }};
     made = initialize(world, options);
   }
-  Engine& engine() {
-    return *made.engine;
-  }
+  Engine& engine() { return *made.engine; }
   double train(int steps) {
     double loss = 0;
     for (int i = 0; i < steps; ++i) {
@@ -160,12 +140,8 @@ TEST_P(GradientSyncTest, MastersFollowWhatTheRanksAgreeOn) {
 class CountingSync : public parallel::AllReduceSync, public parallel::StepExchange, public parallel::SyncState {
  public:
   explicit CountingSync(const parallel::ReduceGroups& groups) : AllReduceSync(groups, {}) {}
-  StepExchange& step_exchange() override {
-    return *this;
-  }
-  SyncState& sync_state() override {
-    return *this;
-  }
+  StepExchange& step_exchange() override { return *this; }
+  SyncState& sync_state() override { return *this; }
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override {
     for (bucket::FlatParameters* const buffer : buffers) {
       steps_.emplace_back(buffer, torch::zeros({buffer->layout().numel()}));

@@ -38,12 +38,8 @@ struct LayeredRun {
              const models::GptOptions& shape = four_layers())
       : LayeredRun(world, config, in_one_thread(stages), models::gpt_layers(shape)) {}
 
-  Engine& engine() {
-    return *made.engine;
-  }
-  double step() {
-    return made.engine->train_batch().item<double>();
-  }
+  Engine& engine() { return *made.engine; }
+  double step() { return made.engine->train_batch().item<double>(); }
 
  private:
   static pipeline::PipelineOptions in_one_thread(int stages) {

@@ -28,9 +28,7 @@ struct Layout {
   int data;
   int zero_stage;
 
-  int ranks() const {
-    return pipe * data;
-  }
+  int ranks() const { return pipe * data; }
 };
 
 constexpr Layout kLayouts[] = {
@@ -131,16 +129,10 @@ class LayoutsTest : public testing::TestWithParam<Type> {
   LayoutsTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_layouts_", ::getpid())) {
     fs::create_directories(folder_);
   }
-  ~LayoutsTest() override {
-    fs::remove_all(folder_);
-  }
+  ~LayoutsTest() override { fs::remove_all(folder_); }
 
-  double loss_tolerance() const {
-    return GetParam() == Type::fp32 ? 2e-5 : 1e-2;
-  }
-  double moment_tolerance() const {
-    return GetParam() == Type::fp32 ? 2e-3 : 0.1;
-  }
+  double loss_tolerance() const { return GetParam() == Type::fp32 ? 2e-5 : 1e-2; }
+  double moment_tolerance() const { return GetParam() == Type::fp32 ? 2e-3 : 0.1; }
 
   // Saves after `before` steps, goes on, and leaves the losses and the end.
   void save_in_every_layout(int before) {

@@ -27,17 +27,13 @@ constexpr int64_t kRoom = 36'000'000; // bytes; a rank alone needs 52 million: a
 /// One short sample, with which threads and buffers come to be, then long ones.
 class Growing : public data::Dataset {
  public:
-  int64_t size() const override {
-    return 4;
-  }
+  int64_t size() const override { return 4; }
   data::Batch get(std::span<const int64_t> indices) const override {
     const int64_t length = indices[0] == 0 ? kWarmUp : kLength;
     const at::Tensor tokens = torch::arange(length + 1).mul(indices[0] + 3).remainder(70).unsqueeze(0);
     return {{tokens.slice(1, 0, length)}, {tokens.slice(1, 1)}, 1};
   }
-  std::string describe() const override {
-    return "growing";
-  }
+  std::string describe() const override { return "growing"; }
 };
 
 /// Private memory of this process that may be written to, which RLIMIT_DATA limits.

@@ -162,9 +162,7 @@ TEST(MixedPrecisionTest, HalfPrecisionFindsItsScale) {
 
 class OneBatch : public Counting {
  public:
-  int64_t size() const override {
-    return kBatch;
-  }
+  int64_t size() const override { return kBatch; }
 };
 
 /// A step whose gradients are scaled by different factors is skipped; from the next on there is one scale.
@@ -221,9 +219,7 @@ struct HalfLossRun {
     options.shuffle = shuffle;
     made = initialize(world, options);
   }
-  Engine& engine() const {
-    return *made.engine;
-  }
+  Engine& engine() const { return *made.engine; }
 };
 
 TEST(MixedPrecisionTest, ALoadInTheMiddleOfAStepLeavesOneScale) {

@@ -167,9 +167,7 @@ struct SplitNormImpl : torch::nn::Module, tensor::SplitModule {
     fc2 = register_module("fc2", tensor::RowParallelLinear(8, 1, ranks));
     offsets = register_buffer("offsets", whole_offsets().narrow(0, 4 * ranks.group.rank(), 4).clone());
   }
-  static at::Tensor whole_offsets() {
-    return torch::arange(8, torch::kFloat32) / 10;
-  }
+  static at::Tensor whole_offsets() { return torch::arange(8, torch::kFloat32) / 10; }
   std::map<std::string, bucket::Placement> placements() const override {
     return {{"offsets", {.global_shape = {8}, .box_offset = {4 * ranks.group.rank()}}}};
   }

@@ -45,16 +45,10 @@ config::EngineConfig all_in_files(const fs::path& folder) {
 struct Losses {
   double* of_step =
       static_cast<double*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  ~Losses() {
-    ::munmap(of_step, 4096);
-  }
+  ~Losses() { ::munmap(of_step, 4096); }
   /// The last step that was said to be saved.
-  double& saved() const {
-    return of_step[kLast];
-  }
-  std::vector<double> first(int count) const {
-    return {of_step, of_step + count};
-  }
+  double& saved() const { return of_step[kLast]; }
+  std::vector<double> first(int count) const { return {of_step, of_step + count}; }
 };
 
 /// Goes on from the last checkpoint to the last step, and saves each.
@@ -124,9 +118,7 @@ struct NoWrites {
     const rlimit none{0, before.rlim_max};
     EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
   }
-  ~NoWrites() {
-    ::setrlimit(RLIMIT_FSIZE, &before);
-  }
+  ~NoWrites() { ::setrlimit(RLIMIT_FSIZE, &before); }
 };
 
 /// Makes the open files that held offloaded arrays `bytes` long.

@@ -31,9 +31,7 @@ struct GroupedNetImpl : torch::nn::Module {
   at::Tensor loss(const at::Tensor& x) {
     return last->forward(torch::tanh(middle->forward(torch::tanh(first->forward(x))))).square().mean();
   }
-  std::vector<at::Tensor> biases() {
-    return {first->bias, middle->bias, last->bias};
-  }
+  std::vector<at::Tensor> biases() { return {first->bias, middle->bias, last->bias}; }
   zero::Sharded<torch::nn::Linear> first{nullptr}, middle{nullptr}, last{nullptr};
 };
 TORCH_MODULE(GroupedNet);

@@ -323,9 +323,7 @@ struct FrozenImpl : nn::Module {
       parameter.requires_grad_(false);
     }
   }
-  at::Tensor forward(const at::Tensor& x) {
-    return linear(x) + offset;
-  }
+  at::Tensor forward(const at::Tensor& x) { return linear(x) + offset; }
   nn::Linear linear;
   at::Tensor offset;
 };

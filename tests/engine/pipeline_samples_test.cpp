@@ -150,9 +150,7 @@ TEST(PipelineSamplesTest, AFingerprintIsOfTypeShapeAndEveryByte) {
 /// Uses its layer only while the test says so.
 struct SometimesImpl : nn::Module {
   SometimesImpl() : linear(register_module("linear", nn::Linear(4, 4))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return uses ? x + linear(x).tanh() : x * 1.5;
-  }
+  at::Tensor forward(const at::Tensor& x) { return uses ? x + linear(x).tanh() : x * 1.5; }
   nn::Linear linear;
   inline static bool uses = true;
 };

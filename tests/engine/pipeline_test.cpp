@@ -50,9 +50,7 @@ struct PipelineRun {
     options.shuffle = false;
     made = initialize(world, options);
   }
-  Engine& engine() {
-    return *made.engine;
-  }
+  Engine& engine() { return *made.engine; }
 };
 
 PipelineOptions stages(int count, ScheduleKind schedule = ScheduleKind::one_f_one_b) {

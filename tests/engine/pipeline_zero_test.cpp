@@ -317,9 +317,7 @@ TEST(PipelineZeroTest, StagesShareSomeParametersAndOneHasNone) {
 }
 
 struct InnerShardedImpl : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) {
-    return linear->forward(x);
-  }
+  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
   zero::Sharded<torch::nn::Linear> linear = register_module("linear", zero::Sharded<torch::nn::Linear>(8, 8));
 };
 TORCH_MODULE(InnerSharded);

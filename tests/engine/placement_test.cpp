@@ -67,15 +67,9 @@ class Columns {
         });
     optimizer_->set_steps(2);
   }
-  at::Tensor weight() {
-    return flat_->parameter(0).detach();
-  }
-  double squared_norm() const {
-    return optimizer_->squared_grad_norm().item<double>();
-  }
-  at::Tensor columns(const at::Tensor& whole) const {
-    return whole.view(kShape).slice(1, begin_, end_).contiguous();
-  }
+  at::Tensor weight() { return flat_->parameter(0).detach(); }
+  double squared_norm() const { return optimizer_->squared_grad_norm().item<double>(); }
+  at::Tensor columns(const at::Tensor& whole) const { return whole.view(kShape).slice(1, begin_, end_).contiguous(); }
 
  private:
   int64_t begin_;

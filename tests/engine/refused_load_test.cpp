@@ -31,17 +31,13 @@ config::EngineConfig sgd_with_warmup() {
 
 struct Rows : data::Dataset {
   explicit Rows(int64_t count) : values(torch::linspace(0, 1, count * 4).view({count, 4})) {}
-  int64_t size() const override {
-    return values.size(0);
-  }
+  int64_t size() const override { return values.size(0); }
   data::Batch get(std::span<const int64_t> indices) const override {
     const at::Tensor chosen =
         values.index_select(0, torch::tensor(at::ArrayRef<int64_t>(indices.data(), indices.size())));
     return {{chosen}, {chosen.sum(1, true)}, chosen.size(0)};
   }
-  std::string describe() const override {
-    return "rows";
-  }
+  std::string describe() const override { return "rows"; }
   at::Tensor values;
 };
 
@@ -59,9 +55,7 @@ struct LoadedRun {
     options.training_data = std::make_shared<Rows>(rows);
     made = initialize(world, options);
   }
-  double step() const {
-    return made.engine->train_batch().item<double>();
-  }
+  double step() const { return made.engine->train_batch().item<double>(); }
 };
 
 // The schedule has been looked at, and fits, before the loader refuses.

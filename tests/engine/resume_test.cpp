@@ -21,9 +21,7 @@ using testing::HasSubstr;
 class ResumeTest : public testing::TestWithParam<int> {
  protected:
   ResumeTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_resume_", ::getpid())) {}
-  ~ResumeTest() override {
-    fs::remove_all(folder_);
-  }
+  ~ResumeTest() override { fs::remove_all(folder_); }
   fs::path folder_;
 };
 

@@ -142,18 +142,10 @@ TEST(SameOptionsTest, GroupsOfParametersThatDiffer) {
 class StepsLocally : public parallel::AllReduceSync, public parallel::LocalSteps {
  public:
   explicit StepsLocally(const comm::Group& group) : AllReduceSync(group, {}) {}
-  const LocalSteps* local_steps() const override {
-    return this;
-  }
-  bool is_local() const override {
-    return local;
-  }
-  bool ends_round() const override {
-    return ends;
-  }
-  int64_t steps_until_equal() const override {
-    return local && !ends ? 1 : 0;
-  }
+  const LocalSteps* local_steps() const override { return this; }
+  bool is_local() const override { return local; }
+  bool ends_round() const override { return ends; }
+  int64_t steps_until_equal() const override { return local && !ends ? 1 : 0; }
   bool local = false;
   bool ends = true;
 };
@@ -207,9 +199,7 @@ TEST(SameOptionsTest, ACheckpointThatIsNamedAndNotThereIsAnError) {
 class Forgetful : public parallel::AllReduceSync, public parallel::SyncState {
  public:
   using AllReduceSync::AllReduceSync;
-  SyncState& sync_state() override {
-    return *this;
-  }
+  SyncState& sync_state() override { return *this; }
   nlohmann::json state() const override {
     if (fails && group().rank() == 1) {
       throw std::runtime_error("no state");

@@ -18,9 +18,7 @@ namespace trireme::engine {
 /// 192 short sequences that can be learned: counting upwards with a stride.
 class Counting : public data::Dataset {
  public:
-  int64_t size() const override {
-    return 192;
-  }
+  int64_t size() const override { return 192; }
   data::Batch get(std::span<const int64_t> indices) const override {
     std::vector<at::Tensor> rows;
     for (const int64_t i : indices) {
@@ -29,9 +27,7 @@ class Counting : public data::Dataset {
     const at::Tensor tokens = torch::stack(rows);
     return {{tokens.slice(1, 0, 8)}, {tokens.slice(1, 1, 9)}, static_cast<int64_t>(indices.size())};
   }
-  std::string describe() const override {
-    return "counting";
-  }
+  std::string describe() const override { return "counting"; }
 };
 
 /// A collate function.
@@ -137,9 +133,7 @@ struct SmallRun {
     options.shuffle = shuffle;
     made = initialize(world, options);
   }
-  Engine& engine() {
-    return *made.engine;
-  }
+  Engine& engine() { return *made.engine; }
 };
 
 } // namespace trireme::engine

@@ -84,9 +84,7 @@ struct ScaledImpl : torch::nn::Module {
       : fc1(register_module("fc1", torch::nn::Linear(8, 16))),
         act(register_module("act", torch::nn::PReLU())),
         fc2(register_module("fc2", torch::nn::Linear(16, 8))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return fc2->forward(act->forward(fc1->forward(x)));
-  }
+  at::Tensor forward(const at::Tensor& x) { return fc2->forward(act->forward(fc1->forward(x))); }
   torch::nn::Linear fc1;
   torch::nn::PReLU act;
   torch::nn::Linear fc2;

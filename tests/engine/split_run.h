@@ -46,9 +46,7 @@ struct SplitLayout {
     options.chunks = chunks;
     return options;
   }
-  int ranks() const {
-    return pipe * data * context * tensor;
-  }
+  int ranks() const { return pipe * data * context * tensor; }
   std::string describe() const {
     return concat("pipe ", pipe, ", data ", data, ", context ", context,
                   context_kind == context::Kind::ring ? " (ring)" : " (Ulysses)", ", tensor ", tensor,
@@ -133,20 +131,12 @@ class SplitRun {
   /// A GPT.
   SplitRun(comm::World& world, const SplitLayout& layout, const SplitChanges& changes = {})
       : SplitRun(world, layout, split_gpt_build(changes)) {}
-  Engine& engine() {
-    return *made_.engine;
-  }
+  Engine& engine() { return *made_.engine; }
   /// What initialize() got: the model, or the list of its layers.
-  torch::nn::Module& module() {
-    return made_.engine->module();
-  }
+  torch::nn::Module& module() { return made_.engine->module(); }
   /// The model, if it is a Gpt in one piece.
-  models::GptImpl* gpt() {
-    return dynamic_cast<models::GptImpl*>(&module());
-  }
-  double step() {
-    return made_.engine->train_batch().item<double>();
-  }
+  models::GptImpl* gpt() { return dynamic_cast<models::GptImpl*>(&module()); }
+  double step() { return made_.engine->train_batch().item<double>(); }
 
  private:
   Initialized made_;

@@ -121,9 +121,7 @@ struct TiledRun {
     options.shuffle = false;
     made = initialize(world, options);
   }
-  double step() {
-    return made.engine->train_batch().item<double>();
-  }
+  double step() { return made.engine->train_batch().item<double>(); }
 };
 
 config::EngineConfig tiled_config(int stage, int64_t accumulation = 1) {
@@ -183,9 +181,7 @@ struct LiveTiles {
           return nullptr;
         }).scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   }
-  ~LiveTiles() {
-    at::removeCallback(handle);
-  }
+  ~LiveTiles() { at::removeCallback(handle); }
   void look() {
     int64_t now = 0;
     for (const at::Tensor& parameter : parameters) {

@@ -21,9 +21,7 @@ struct TwoLayersImpl : torch::nn::Module {
     first = register_module("first", zero::Sharded<torch::nn::Linear>(in, 12));
     last = register_module("last", zero::Sharded<torch::nn::Linear>(12, out));
   }
-  at::Tensor forward(const at::Tensor& x) {
-    return last->forward(torch::tanh(first->forward(x)));
-  }
+  at::Tensor forward(const at::Tensor& x) { return last->forward(torch::tanh(first->forward(x))); }
   zero::Sharded<torch::nn::Linear> first{nullptr}, last{nullptr};
 };
 TORCH_MODULE(TwoLayers);

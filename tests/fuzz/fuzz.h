@@ -64,9 +64,7 @@ class ScratchFolder {
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
 
-  const std::filesystem::path& path() const {
-    return path_;
-  }
+  const std::filesystem::path& path() const { return path_; }
 
  private:
   std::filesystem::path path_;

@@ -32,9 +32,7 @@ class Array {
     EXPECT_EQ(cudaMalloc(&device_, host_.size()), cudaSuccess);
     EXPECT_EQ(cudaMemcpy(device_, host_.data(), host_.size(), cudaMemcpyHostToDevice), cudaSuccess);
   }
-  ~Array() {
-    cudaFree(device_);
-  }
+  ~Array() { cudaFree(device_); }
   Array(const Array&) = delete;
 
   template <class T>

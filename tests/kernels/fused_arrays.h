@@ -35,9 +35,7 @@ class Array {
                   width());
     }
   }
-  unsigned char* data() {
-    return bytes_.data() + 4;
-  }
+  unsigned char* data() { return bytes_.data() + 4; }
   float at(size_t i) {
     uint16_t half = 0;
     float x = 0;
@@ -48,14 +46,10 @@ class Array {
     std::memcpy(&x, data() + i * 4, 4);
     return x;
   }
-  const Bytes& bytes() const {
-    return bytes_;
-  }
+  const Bytes& bytes() const { return bytes_; }
 
  private:
-  size_t width() const {
-    return element_ == Element::bf16 ? 2 : 4;
-  }
+  size_t width() const { return element_ == Element::bf16 ? 2 : 4; }
   Element element_;
   Bytes bytes_;
 };

@@ -29,9 +29,7 @@ class LaunchProcess {
   LaunchProcess(const LaunchProcess&) = delete;
   LaunchProcess& operator=(const LaunchProcess&) = delete;
 
-  pid_t pid() const {
-    return pid_;
-  }
+  pid_t pid() const { return pid_; }
   /// The exit code; 128 + signal; -1 when it does not end within 60 s.
   int wait();
   std::string out() const;
@@ -52,9 +50,7 @@ class LaunchTest : public testing::Test {
 
   /// Options for `ranks` probes doing `steps` (see probe_main.cpp), logs in folder()/logs.
   LaunchOptions probes(int ranks, const std::vector<std::string>& steps) const;
-  const std::filesystem::path& folder() const {
-    return folder_;
-  }
+  const std::filesystem::path& folder() const { return folder_; }
   /// Waits until the file exists.
   testing::AssertionResult appears(const std::string& name) const;
   /// The pid that a probe left as pid.<kind>.<rank>.<restart>.

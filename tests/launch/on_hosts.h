@@ -44,9 +44,7 @@ class HostsTest : public LaunchTest {
     write_file_atomically(folder() / "rsh", script, 0700);
   }
   /// Of an agent that detach_agents() has detached.
-  pid_t agent_of_rank(const std::string& name) const {
-    return parent_of(parent_of(pid_of(name)));
-  }
+  pid_t agent_of_rank(const std::string& name) const { return parent_of(parent_of(pid_of(name))); }
   static pid_t parent_of(pid_t pid) {
     const std::string stat = read_file(concat("/proc/", pid, "/stat"));
     return static_cast<pid_t>(std::stol(stat.substr(stat.rfind(')') + 4)));

@@ -18,16 +18,12 @@ class OutOfMemoryTest : public testing::Test {
     std::string path = fs::path(testing::TempDir()) / "trireme_oom_XXXXXX";
     folder_ = ::mkdtemp(path.data());
   }
-  ~OutOfMemoryTest() override {
-    fs::remove_all(folder_);
-  }
+  ~OutOfMemoryTest() override { fs::remove_all(folder_); }
   void write(const std::string& name, const std::string& text) const {
     fs::create_directories((folder_ / name).parent_path());
     std::ofstream(folder_ / name) << text;
   }
-  OutOfMemoryWatch watch() const {
-    return OutOfMemoryWatch(folder_ / "cgroup", folder_ / "proc");
-  }
+  OutOfMemoryWatch watch() const { return OutOfMemoryWatch(folder_ / "cgroup", folder_ / "proc"); }
 
   fs::path folder_;
 };

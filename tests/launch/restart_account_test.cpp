@@ -15,12 +15,8 @@ class RestartAccountTest : public testing::Test {
   RestartAccount::Clocks clocks() {
     return {[this] { return unix_seconds(); }, [this] { return now_; }};
   }
-  double unix_seconds() const {
-    return 1e6 + now_;
-  }
-  void pass(double seconds) {
-    now_ += seconds;
-  }
+  double unix_seconds() const { return 1e6 + now_; }
+  void pass(double seconds) { now_ += seconds; }
 
  private:
   double now_ = 100;

@@ -169,9 +169,7 @@ class Terminal {
     ::setsid();
     ::ioctl(far_.get(), TIOCSCTTY, 0);
   }
-  void press_interrupt() const {
-    EXPECT_EQ(::write(near_.get(), "\x03", 1), 1);
-  }
+  void press_interrupt() const { EXPECT_EQ(::write(near_.get(), "\x03", 1), 1); }
 
  private:
   Descriptor near_;

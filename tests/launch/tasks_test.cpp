@@ -28,9 +28,7 @@ class TasksTest : public LaunchTest {
     options.max_restarts = max_restarts;
     return options;
   }
-  std::string log_of(const std::string& task) const {
-    return read_file(folder() / "logs" / (task + ".log"));
-  }
+  std::string log_of(const std::string& task) const { return read_file(folder() / "logs" / (task + ".log")); }
   bool all_started(int workers, int servers) const {
     for (int i = 0; i < workers + servers; ++i) {
       if (!appears(concat("pid.rank.", i < workers ? "w" : "s", i < workers ? i : i - workers, ".0"))) {
@@ -39,9 +37,7 @@ class TasksTest : public LaunchTest {
     }
     return true;
   }
-  void kill_task(const std::string& name) const {
-    ::kill(pid_of("pid.rank." + name), SIGKILL);
-  }
+  void kill_task(const std::string& name) const { ::kill(pid_of("pid.rank." + name), SIGKILL); }
 };
 
 TEST_F(TasksTest, EachKnowsWhatItIsAndWhereTheServersAre) {

@@ -50,9 +50,7 @@ class BertHeadsTest : public testing::Test {
   BertHeadsTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_bert_heads_", ::getpid())) {
     fs::create_directories(folder_);
   }
-  ~BertHeadsTest() override {
-    fs::remove_all(folder_);
-  }
+  ~BertHeadsTest() override { fs::remove_all(folder_); }
   std::pair<int, std::string> python(const std::string& more = "") const {
     return test::run_command(
         concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/models/reference_bert_heads.py\" ",

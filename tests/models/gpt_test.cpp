@@ -34,9 +34,7 @@ class Gpt2FilesTest : public testing::TestWithParam<bool> {
   Gpt2FilesTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_gpt2_", ::getpid())) {
     fs::create_directories(folder_);
   }
-  ~Gpt2FilesTest() override {
-    fs::remove_all(folder_);
-  }
+  ~Gpt2FilesTest() override { fs::remove_all(folder_); }
   fs::path folder_;
 };
 
@@ -102,9 +100,7 @@ class TiedHeadTest : public Gpt2FilesTest {
     checkpoint::write_safetensors(folder_ / "model.safetensors", tensors);
     return folder_ / "model.safetensors";
   }
-  static at::Tensor embedding() {
-    return Gpt(small_gpt(true))->transformer->embedding->wte->weight.detach().clone();
-  }
+  static at::Tensor embedding() { return Gpt(small_gpt(true))->transformer->embedding->wte->weight.detach().clone(); }
   static std::string complaint(const std::function<void()>& f) {
     try {
       f();

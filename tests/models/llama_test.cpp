@@ -134,9 +134,7 @@ class LlamaTest : public testing::Test {
     fs::create_directories(folder_);
     at::set_num_threads(1); // the models are small
   }
-  ~LlamaTest() override {
-    fs::remove_all(folder_);
-  }
+  ~LlamaTest() override { fs::remove_all(folder_); }
   static std::pair<int, std::string> python(const std::string& script, const std::string& arguments) {
     return run_command(
         concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/models/", script, "\" ", arguments));

@@ -31,9 +31,7 @@ GptOptions two_layers() {
 
 class SaveGpt2Test : public testing::Test {
  protected:
-  ~SaveGpt2Test() override {
-    fs::remove_all(folder_);
-  }
+  ~SaveGpt2Test() override { fs::remove_all(folder_); }
   const fs::path folder_ = fs::path(testing::TempDir()) / concat("trireme_save_gpt2_", ::getpid());
 };
 

@@ -50,9 +50,7 @@ class TransformersTest : public testing::Test {
   TransformersTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_transformers_", ::getpid())) {
     fs::create_directories(folder_);
   }
-  ~TransformersTest() override {
-    fs::remove_all(folder_);
-  }
+  ~TransformersTest() override { fs::remove_all(folder_); }
   fs::path folder_;
 };
 

@@ -16,9 +16,7 @@ using testing::HasSubstr;
 
 class ChromeTraceTest : public ScratchTest {
  protected:
-  json load(const std::string& name) const {
-    return json::parse(read_file(folder_ / name));
-  }
+  json load(const std::string& name) const { return json::parse(read_file(folder_ / name)); }
   std::string part(int rank, int64_t offset_ns, int64_t begin_ns) const {
     Tracer tracer;
     tracer.start(rank);

@@ -97,9 +97,7 @@ TEST(MetricsLineTest, BrokenLinesAreNotStepsAndUnknownKeysAreFine) {
 
 class MetricsWriterTest : public ScratchTest {
  protected:
-  std::filesystem::path path() const {
-    return folder_ / "run" / "metrics.jsonl";
-  }
+  std::filesystem::path path() const { return folder_ / "run" / "metrics.jsonl"; }
 };
 
 TEST_F(MetricsWriterTest, EachLineIsInTheFileAtOnce) {

@@ -24,9 +24,7 @@ class ScratchTest : public testing::Test {
                        testing::UnitTest::GetInstance()->current_test_info()->name())) {
     std::filesystem::create_directories(folder_);
   }
-  ~ScratchTest() override {
-    std::filesystem::remove_all(folder_);
-  }
+  ~ScratchTest() override { std::filesystem::remove_all(folder_); }
 
   void put(const std::string& name, const std::string& content) const {
     std::ofstream(folder_ / name, std::ios::binary) << content;

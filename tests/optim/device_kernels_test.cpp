@@ -99,9 +99,7 @@ struct Arrays {
   at::Tensor param, grad, copy;
   at::Tensor states[3];
   at::Tensor factor; // undefined: the host has it
-  bool skips() const {
-    return factor.defined() && std::isnan(factor.item<float>());
-  }
+  bool skips() const { return factor.defined() && std::isnan(factor.item<float>()); }
 };
 
 /// In units of the last place of fp32 (`bits` 24) or bf16 (8) at the size of each element; what is below `least` counts

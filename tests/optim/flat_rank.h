@@ -60,12 +60,8 @@ class Rank {
         std::move(store));
   }
 
-  FlatOptimizer& optimizer() {
-    return *optimizer_;
-  }
-  bucket::FlatParameters& flat() {
-    return *flat_;
-  }
+  FlatOptimizer& optimizer() { return *optimizer_; }
+  bucket::FlatParameters& flat() { return *flat_; }
 
   /// Gradients whose values are the same on every rank and exact in bf16, by parameter, wherever these lie.
   void set_gradients(int64_t step) {

@@ -125,9 +125,7 @@ struct GptImpl : torch::nn::Module {
     std::replace(name.begin(), name.end(), '.', '/'); // a module's names have no dots
     return name;
   }
-  at::Tensor weight(const std::string& name) {
-    return named_parameters()[id(name)];
-  }
+  at::Tensor weight(const std::string& name) { return named_parameters()[id(name)]; }
   at::Tensor fc(const at::Tensor& x, const std::string& name) {
     return at::linear(x, weight(name + ".weight"), weight(name + ".bias"));
   }

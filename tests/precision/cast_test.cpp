@@ -21,9 +21,7 @@ struct MixedImpl : torch::nn::Module {
     same_half = register_buffer("same_half", first->bias.detach().narrow(0, 0, 2));
     counts = register_buffer("counts", torch::arange(3));
   }
-  at::Tensor forward(const at::Tensor& x) {
-    return last->forward(batch->forward(norm->forward(first->forward(x))));
-  }
+  at::Tensor forward(const at::Tensor& x) { return last->forward(batch->forward(norm->forward(first->forward(x)))); }
   torch::nn::Linear first{nullptr};
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::BatchNorm1d batch{nullptr};

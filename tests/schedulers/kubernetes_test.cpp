@@ -56,9 +56,7 @@ class KubernetesTest : public RunFolder {
   std::string state_of(const std::string& run, int step) const {
     return tensor_bytes(folder / "runs" / run / "checkpoints" / concat("global_step", step));
   }
-  std::string log() const {
-    return read_file(folder / "pods.log");
-  }
+  std::string log() const { return read_file(folder / "pods.log"); }
 };
 
 TEST_F(KubernetesTest, ManifestsFitTheirApis) {

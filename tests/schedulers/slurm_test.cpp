@@ -52,9 +52,7 @@ class SlurmTest : public RunFolder {
                      folder.string(), " ", path("script.sh")),
               220);
   }
-  std::string log_of(const std::string& job) const {
-    return read_file(folder / concat(job, ".log"));
-  }
+  std::string log_of(const std::string& job) const { return read_file(folder / concat(job, ".log")); }
   std::string state_of(const std::string& run, int step) const {
     return tensor_bytes(folder / run / concat("checkpoints/global_step", step));
   }

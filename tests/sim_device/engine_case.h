@@ -41,9 +41,7 @@ struct Case {
   double dropout = 0;
   parallel::AveragingOptions averaging = {};
 
-  int ranks_of_one_model() const {
-    return stages * context * tensor;
-  }
+  int ranks_of_one_model() const { return stages * context * tensor; }
 };
 
 /// The ranks that share tokens and layers.

@@ -173,9 +173,7 @@ INSTANTIATE_TEST_SUITE_P(All, SimDeviceEngineTest, testing::ValuesIn(cases()),
 
 class SimDeviceParts : public testing::Test {
  protected:
-  ~SimDeviceParts() override {
-    fs::remove_all(folder_);
-  }
+  ~SimDeviceParts() override { fs::remove_all(folder_); }
   fs::path folder_ = scratch("parts");
 };
 

@@ -52,42 +52,26 @@ bool knows(Clock known, const Clock& done) {
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
-  c10::DeviceType type() const override {
-    return c10::kPrivateUse1;
-  }
+  c10::DeviceType type() const override { return c10::kPrivateUse1; }
   c10::Device exchangeDevice(c10::Device device) const override {
     return sim_device(std::exchange(the_device, number(device)));
   }
-  c10::Device getDevice() const override {
-    return sim_device(the_device);
-  }
-  void setDevice(c10::Device device) const override {
-    set_current(device);
-  }
-  void uncheckedSetDevice(c10::Device device) const noexcept override {
-    the_device = number(device);
-  }
-  c10::DeviceIndex deviceCount() const noexcept override {
-    return static_cast<c10::DeviceIndex>(devices);
-  }
-  c10::DeviceCapability getDeviceCapability(c10::Device) const override {
-    return {};
-  }
+  c10::Device getDevice() const override { return sim_device(the_device); }
+  void setDevice(c10::Device device) const override { set_current(device); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { the_device = number(device); }
+  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(devices); }
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
   c10::Stream getStream(c10::Device device) const override {
     return stream(number(device), the_streams[static_cast<size_t>(number(device))]);
   }
-  c10::Stream getDefaultStream(c10::Device device) const override {
-    return stream(number(device), 0);
-  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return stream(number(device), 0); }
   c10::Stream getNewStream(c10::Device device, int) const override {
     const std::lock_guard lock(timeline().mutex);
     static std::array<int, kMostDevices> made{};
     return stream(number(device), 1 + made[static_cast<size_t>(number(device))]++ % (kStreamsEach - 1));
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return getNewStream(device, 0);
-  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
   c10::Stream exchangeStream(c10::Stream next) const override {
     return stream(next.device_index(), std::exchange(the_streams[static_cast<size_t>(next.device_index())], next.id()));
   }
@@ -127,15 +111,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     }
     timeline().host_waits(event == nullptr ? Clock{} : static_cast<Event*>(event)->clock, "event.synchronize()");
   }
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
-    delete static_cast<Event*>(event);
-  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* first, void* second, c10::DeviceIndex) const override {
     return static_cast<Event*>(second)->time.value() - static_cast<Event*>(first)->time.value();
   }
-  bool queryStream(const c10::Stream&) const override {
-    return true;
-  }
+  bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream& on) const override {
     const std::lock_guard lock(timeline().mutex);
     timeline().host_waits(timeline().now(clock_of(on.device_index(), on.id())), "stream.synchronize()");
@@ -163,34 +143,18 @@ class Generator final : public c10::GeneratorImpl {
       : c10::GeneratorImpl(sim_device(index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
         inner(std::move(inner)) {}
 
-  void set_current_seed(uint64_t seed) override {
-    inner.set_current_seed(seed);
-  }
-  void set_offset(uint64_t offset) override {
-    inner.set_offset(offset);
-  }
-  uint64_t get_offset() const override {
-    return inner.get_offset();
-  }
-  uint64_t current_seed() const override {
-    return inner.current_seed();
-  }
-  uint64_t seed() override {
-    return inner.seed();
-  }
-  void set_state(const c10::TensorImpl& state) override {
-    inner.unsafeGetGeneratorImpl()->set_state(state);
-  }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return inner.unsafeGetGeneratorImpl()->get_state();
-  }
+  void set_current_seed(uint64_t seed) override { inner.set_current_seed(seed); }
+  void set_offset(uint64_t offset) override { inner.set_offset(offset); }
+  uint64_t get_offset() const override { return inner.get_offset(); }
+  uint64_t current_seed() const override { return inner.current_seed(); }
+  uint64_t seed() override { return inner.seed(); }
+  void set_state(const c10::TensorImpl& state) override { inner.unsafeGetGeneratorImpl()->set_state(state); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return inner.unsafeGetGeneratorImpl()->get_state(); }
 
   at::Generator inner;
 
  private:
-  Generator* clone_impl() const override {
-    return new Generator(device_.index(), inner.clone());
-  }
+  Generator* clone_impl() const override { return new Generator(device_.index(), inner.clone()); }
 };
 
 at::Generator new_generator(int index) {
@@ -205,45 +169,23 @@ const at::Generator& default_generator(int index) {
 
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
-  bool isBuilt() const override {
-    return true;
-  }
-  bool isAvailable() const override {
-    return devices > 0;
-  }
-  bool hasPrimaryContext(c10::DeviceIndex) const override {
-    return devices > 0;
-  }
-  c10::DeviceIndex deviceCount() const override {
-    return static_cast<c10::DeviceIndex>(devices);
-  }
-  c10::DeviceIndex getCurrentDevice() const override {
-    return static_cast<c10::DeviceIndex>(the_device);
-  }
-  void setCurrentDevice(c10::DeviceIndex index) const override {
-    the_device = index;
-  }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return devices > 0; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return devices > 0; }
+  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(devices); }
+  c10::DeviceIndex getCurrentDevice() const override { return static_cast<c10::DeviceIndex>(the_device); }
+  void setCurrentDevice(c10::DeviceIndex index) const override { the_device = index; }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
     return static_cast<c10::DeviceIndex>(std::exchange(the_device, static_cast<int>(index)));
   }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
-    return exchangeDevice(index);
-  }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
-    return default_generator(index);
-  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override { return exchangeDevice(index); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override {
     return new_generator(index < 0 ? the_device : index);
   }
-  c10::Device getDeviceFromPtr(void* pointer) const override {
-    return sim_device(device_of(pointer));
-  }
-  bool isPinnedPtr(const void* pointer) const override {
-    return is_pinned(pointer);
-  }
-  c10::Allocator* getPinnedMemoryAllocator() const override {
-    return &pinned_allocator();
-  }
+  c10::Device getDeviceFromPtr(void* pointer) const override { return sim_device(device_of(pointer)); }
+  bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     const c10::DeviceGuard guard(storage.device());
     c10::DataPtr fresh = device_allocator().allocate(bytes);

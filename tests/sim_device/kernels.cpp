@@ -51,9 +51,7 @@ class Call {
     own.device_grad_scale = touch(args.device_grad_scale, 4, false);
     return own;
   }
-  void launch(const char* name) const {
-    sim::launch(name, touched_);
-  }
+  void launch(const char* name) const { sim::launch(name, touched_); }
 
  private:
   int64_t n_;

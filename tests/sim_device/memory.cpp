@@ -115,15 +115,11 @@ class DeviceMemory final : public c10::DeviceAllocator {
     void* const pointer = reinterpret_cast<void*>(begin);
     return {pointer, pointer, &drop, device};
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &drop;
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return &drop; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     std::memcpy(kernel_pointer(to), kernel_pointer(from), bytes);
   }
-  bool initialized() override {
-    return arena().device != nullptr;
-  }
+  bool initialized() override { return arena().device != nullptr; }
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override {
     const std::lock_guard lock(timeline().mutex);
@@ -169,12 +165,8 @@ class PinnedMemory final : public c10::Allocator {
     used.peak = std::max(used.peak, used.bytes);
     return {pointer, pointer, &release, c10::kCPU};
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &release;
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    std::memcpy(to, from, bytes);
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 };
 
 DeviceMemory the_device_memory;

@@ -58,9 +58,7 @@ class SimDeviceGradientsInFiles : public testing::Test {
       EXPECT_THAT(sim::problems(), IsEmpty());
     });
   }
-  void TearDown() override {
-    fs::remove_all(files_);
-  }
+  void TearDown() override { fs::remove_all(files_); }
   const fs::path files_ = scratch("gradients");
 };
 

@@ -55,9 +55,7 @@ class MovedRun {
     }
     return *engine_;
   }
-  const fs::path& folder() const {
-    return folder_.path;
-  }
+  const fs::path& folder() const { return folder_.path; }
 
  private:
   ScratchFolder folder_;

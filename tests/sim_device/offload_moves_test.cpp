@@ -48,12 +48,8 @@ class SlowStore final : public bucket::StateStore {
     sim::host_works(kStepTime);
     return inner_->acquire(buffer, bucket);
   }
-  void release(int64_t buffer, int64_t bucket, bool modified) override {
-    inner_->release(buffer, bucket, modified);
-  }
-  void prefetch(int64_t buffer, int64_t bucket) override {
-    inner_->prefetch(buffer, bucket);
-  }
+  void release(int64_t buffer, int64_t bucket, bool modified) override { inner_->release(buffer, bucket, modified); }
+  void prefetch(int64_t buffer, int64_t bucket) override { inner_->prefetch(buffer, bucket); }
 
  private:
   Seen& seen_;
@@ -256,9 +252,7 @@ TEST(SimDeviceMoves, ADelayedUpdateIsAnotherThreadsWork) {
 /// Points near a plane.
 class Points : public data::Dataset {
  public:
-  int64_t size() const override {
-    return 192;
-  }
+  int64_t size() const override { return 192; }
   data::Batch get(std::span<const int64_t> indices) const override {
     std::vector<float> x;
     std::vector<float> y;
@@ -271,9 +265,7 @@ class Points : public data::Dataset {
     const auto n = static_cast<int64_t>(indices.size());
     return {{torch::tensor(x).view({n, 3})}, {torch::tensor(y).view({n, 1})}, n};
   }
-  std::string describe() const override {
-    return "points";
-  }
+  std::string describe() const override { return "points"; }
 };
 
 constexpr double kLr = 0.0625; // a power of two: its product with a gradient is exact

@@ -41,9 +41,7 @@ struct Units {
       EXPECT_TRUE(flat->keeps_on_host(b));
     }
   }
-  int64_t count() const {
-    return std::ssize(weights);
-  }
+  int64_t count() const { return std::ssize(weights); }
   /// Adds to all shards on the device.
   void add(double number) {
     for (int64_t b = 0; b < count(); ++b) {

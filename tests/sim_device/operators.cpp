@@ -46,12 +46,8 @@ class Launch {
     timeline().touch(name_, stream_, begin, begin + static_cast<size_t>(span) * tensor.element_size(), writes,
                      between_devices);
   }
-  void host_waits(const std::string& what) const {
-    timeline().host_waits(timeline().now(stream_), what);
-  }
-  int stream() const {
-    return stream_;
-  }
+  void host_waits(const std::string& what) const { timeline().host_waits(timeline().now(stream_), what); }
+  int stream() const { return stream_; }
 
  private:
   std::string name_;

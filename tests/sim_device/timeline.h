@@ -39,13 +39,9 @@ class Timeline {
              bool between_devices = false);
   /// This thread waits for work that has come as far as `done`. `counts`: it is a synchronisation of the host.
   void host_waits(const Clock& done, const std::string& what, bool counts = true);
-  const Clock& now(int stream) const {
-    return streams_[static_cast<size_t>(stream)];
-  }
+  const Clock& now(int stream) const { return streams_[static_cast<size_t>(stream)]; }
   /// Time of a stream, on which each kernel and each copy takes a millisecond and nothing else takes any.
-  double milliseconds(int stream) const {
-    return static_cast<double>(now(stream)[static_cast<size_t>(stream)]);
-  }
+  double milliseconds(int stream) const { return static_cast<double>(now(stream)[static_cast<size_t>(stream)]); }
   void wait(int stream, const Clock& done) {
     join(streams_[static_cast<size_t>(stream)], done);
     times_[static_cast<size_t>(stream)] = std::max(times_[static_cast<size_t>(stream)], time_of(done));

@@ -74,9 +74,7 @@ class ElasticJob {
     int64_t done = 0;   // stretches that count
     int64_t claim = 0;
   };
-  Process& mine() {
-    return processes_[simulator_.running()];
-  }
+  Process& mine() { return processes_[simulator_.running()]; }
   /// To the store, as soon as it is there.
   std::shared_ptr<store::Client> connect();
   store::Round next_round(store::Meeting& meeting);
@@ -100,9 +98,7 @@ class ElasticJob {
     World& operator=(const World&) = delete;
     /// The values of all ranks.
     std::vector<int64_t> gather(int64_t value);
-    int rank() const {
-      return round_.rank;
-    }
+    int rank() const { return round_.rank; }
 
    private:
     struct Shared;

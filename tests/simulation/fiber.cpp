@@ -47,9 +47,7 @@ class Stacks {
     mprotect(stack, 4096, PROT_NONE); // an overflow ends the process and nothing else
     return stack;
   }
-  void give_back(void* stack) {
-    free_.push_back(stack);
-  }
+  void give_back(void* stack) { free_.push_back(stack); }
 
  private:
   std::vector<void*> free_;

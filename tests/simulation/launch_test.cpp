@@ -46,22 +46,14 @@ class SimulatedJob {
     options_.heartbeat_timeout = simulator.random().chance(0.5) ? 5 : 2;
   }
 
-  launch::LaunchOptions& options() {
-    return options_;
-  }
-  SimulatedHosts& hosts() {
-    return hosts_;
-  }
-  const std::optional<launch::Outcome>& outcome() const {
-    return outcome_;
-  }
+  launch::LaunchOptions& options() { return options_; }
+  SimulatedHosts& hosts() { return hosts_; }
+  const std::optional<launch::Outcome>& outcome() const { return outcome_; }
 
   void start() {
     launcher_ = simulator_.start("launcher", [this] { run(); });
   }
-  int launcher() const {
-    return launcher_;
-  }
+  int launcher() const { return launcher_; }
   void signal(int number) {
     signal_ = number;
     simulator_.wake(launcher_);

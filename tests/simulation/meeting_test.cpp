@@ -77,19 +77,13 @@ class HorovodJob final : public ElasticJob {
     return true;
   }
 
-  static int64_t largest(const std::vector<int64_t>& values) {
-    return *std::max_element(values.begin(), values.end());
-  }
+  static int64_t largest(const std::vector<int64_t>& values) { return *std::max_element(values.begin(), values.end()); }
 };
 
 class Quiet {
  public:
-  Quiet() : before_(log::level()) {
-    log::set_level(log::Level::silent);
-  }
-  ~Quiet() {
-    log::set_level(before_);
-  }
+  Quiet() : before_(log::level()) { log::set_level(log::Level::silent); }
+  ~Quiet() { log::set_level(before_); }
   Quiet(const Quiet&) = delete;
   Quiet& operator=(const Quiet&) = delete;
 

@@ -18,12 +18,8 @@ class Random {
     return z ^ (z >> 31);
   }
   /// From 0 to `bound` - 1.
-  int64_t below(int64_t bound) {
-    return static_cast<int64_t>(next() % static_cast<uint64_t>(bound));
-  }
-  bool chance(double probability) {
-    return static_cast<double>(next() >> 11) * 0x1.0p-53 < probability;
-  }
+  int64_t below(int64_t bound) { return static_cast<int64_t>(next() % static_cast<uint64_t>(bound)); }
+  bool chance(double probability) { return static_cast<double>(next() >> 11) * 0x1.0p-53 < probability; }
   Clock::duration between(Clock::duration least, Clock::duration most) {
     return least + Clock::duration(below((most - least).count() + 1));
   }

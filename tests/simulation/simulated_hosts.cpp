@@ -20,17 +20,13 @@ constexpr int kExit1 = 1 << 8;
 class SimulatedHosts::Connection : public launch::AgentConnection {
  public:
   Connection(SimulatedHosts& hosts, std::shared_ptr<Agent> agent) : hosts_(hosts), agent_(std::move(agent)) {}
-  ~Connection() override {
-    cut();
-  }
+  ~Connection() override { cut(); }
   void send(const std::string& bytes) override {
     if (agent_->launcher_open) {
       hosts_.to_agent(agent_, bytes);
     }
   }
-  void dismiss() override {
-    hosts_.to_agent(agent_, "");
-  }
+  void dismiss() override { hosts_.to_agent(agent_, ""); }
   void add_to(std::vector<pollfd>&) const override {}
   void serve(const std::vector<pollfd>&, const Listener& listener) override {
     while (agent_->launcher_open && !agent_->to_launcher.empty()) {

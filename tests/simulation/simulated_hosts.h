@@ -55,13 +55,9 @@ class SimulatedHosts {
 
   /// Which starts have ranks that run now.
   int starts() const;
-  bool all_done() const {
-    return work_done_ >= options_.work;
-  }
+  bool all_done() const { return work_done_ >= options_.work; }
   /// The number of the last start of all ranks, from 0.
-  int last_start() const {
-    return last_start_;
-  }
+  int last_start() const { return last_start_; }
   int host_number(const std::string& name) const;
 
  private:

@@ -18,9 +18,7 @@ namespace trireme::simulation {
 class SimulatedStore {
  public:
   explicit SimulatedStore(Simulator& simulator) : simulator_(simulator) {}
-  ~SimulatedStore() {
-    simulator_.end_processes();
-  }
+  ~SimulatedStore() { simulator_.end_processes(); }
   SimulatedStore(const SimulatedStore&) = delete;
   SimulatedStore& operator=(const SimulatedStore&) = delete;
 
@@ -35,9 +33,7 @@ class SimulatedStore {
   /// The process that runs it is killed, and another one begins with nothing after this time.
   void lose(Clock::duration back_after);
 
-  const store::Table& table() const {
-    return table_;
-  }
+  const store::Table& table() const { return table_; }
 
  private:
   friend class SimulatedChannel;

@@ -40,12 +40,8 @@ class Simulator final : private SimulatedTime {
   /// The one whose run() is on this thread.
   static Simulator& here();
 
-  Random& random() {
-    return random_;
-  }
-  Clock::time_point now() const override {
-    return now_;
-  }
+  Random& random() { return random_; }
+  Clock::time_point now() const override { return now_; }
 
   // -- Processes, by number from 0.
 
@@ -64,25 +60,19 @@ class Simulator final : private SimulatedTime {
   /// What it threw, "" for nothing; of one that was killed "killed".
   const std::string& end_of(int process) const;
   const std::string& name(int process) const;
-  int processes() const {
-    return static_cast<int>(processes_.size());
-  }
+  int processes() const { return static_cast<int>(processes_.size()); }
 
   // -- The schedule.
 
   void after(Clock::duration time, std::function<void()> event);
   /// Called after each event.
-  void after_each_event(std::function<void()> check) {
-    check_ = std::move(check);
-  }
+  void after_each_event(std::function<void()> check) { check_ = std::move(check); }
   /// Runs until no process lives and nothing is left to happen; false: `limit` has passed before, or violate() was
   /// called.
   bool run(Clock::duration limit);
   /// Something that must never happen has happened. Only the first one counts; run() ends.
   void violate(std::string what);
-  const std::string& violation() const {
-    return violation_;
-  }
+  const std::string& violation() const { return violation_; }
   /// One line of the story that is told of a failure: the last few hundred are kept.
   void note(std::string line);
   std::string story() const;
@@ -90,9 +80,7 @@ class Simulator final : private SimulatedTime {
   // -- For what simulates the outside. Called by the process that runs.
 
   /// The process that runs, -1 for none: an event.
-  int running() const {
-    return running_;
-  }
+  int running() const { return running_; }
   /// Each call to the outside begins with it. Errors: Killed.
   void begin_call();
   /// And says here that what it sends has left. Errors: Killed.
@@ -133,12 +121,8 @@ class Simulator final : private SimulatedTime {
   void resume(int process);
   void finish(int process);
   void count_call(bool after);
-  Process& of(int process) {
-    return *processes_.at(static_cast<size_t>(process));
-  }
-  const Process& of(int process) const {
-    return *processes_.at(static_cast<size_t>(process));
-  }
+  Process& of(int process) { return *processes_.at(static_cast<size_t>(process)); }
+  const Process& of(int process) const { return *processes_.at(static_cast<size_t>(process)); }
 
   Random random_;
   Clock::time_point now_;

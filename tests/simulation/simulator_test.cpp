@@ -42,9 +42,7 @@ TEST(SimulatorTest, AKilledProcessIsUnwoundAndHasNoEffectAnyMore) {
   bool went_on = false;
   struct Unwound {
     bool& flag;
-    ~Unwound() {
-      flag = true;
-    }
+    ~Unwound() { flag = true; }
   };
   const int process = simulator.start("victim", [&] {
     const Unwound guard{unwound};

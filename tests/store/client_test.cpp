@@ -34,9 +34,7 @@ Client::Clock::time_point soon(milliseconds time = seconds(20)) {
 
 class ClientTest : public testing::Test {
  protected:
-  std::shared_ptr<Client> connect() const {
-    return Client::connect(door_.endpoint, secret_, "job", soon());
-  }
+  std::shared_ptr<Client> connect() const { return Client::connect(door_.endpoint, secret_, "job", soon()); }
   /// The error of a connection that should fail.
   ConnectError refusal(const Secret& secret, const std::string& job, milliseconds patience = seconds(20)) const {
     try {

@@ -35,9 +35,7 @@ class StrangersTest : public testing::Test {
     std::copy(greeting_bytes.begin(), greeting_bytes.end(), greeting.begin());
     return greeting;
   }
-  static std::string text(const Answer& answer) {
-    return {answer.data(), answer.size()};
-  }
+  static std::string text(const Answer& answer) { return {answer.data(), answer.size()}; }
 
   /// Far longer than a member takes to prove itself on a busy machine.
   const milliseconds patience_;

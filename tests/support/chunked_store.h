@@ -14,13 +14,9 @@ namespace trireme::test {
 /// Memory, in chunks as small as they can be.
 class ChunkedStore final : public bucket::KeptStore {
  public:
-  int64_t chunk_elements() const override {
-    return bucket::kChunkAlignment;
-  }
+  int64_t chunk_elements() const override { return bucket::kChunkAlignment; }
   /// Elements of the largest part that was added.
-  int64_t most() const {
-    return most_;
-  }
+  int64_t most() const { return most_; }
 
  private:
   Buckets make(const std::vector<bucket::StoredArray>& arrays, at::Device) override {

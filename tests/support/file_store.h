@@ -20,9 +20,7 @@ class FileStore : public bucket::StateStore {
   explicit FileStore(std::filesystem::path folder) : folder_(std::move(folder)) {
     std::filesystem::create_directories(folder_);
   }
-  ~FileStore() override {
-    std::filesystem::remove_all(folder_);
-  }
+  ~FileStore() override { std::filesystem::remove_all(folder_); }
 
   int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device) override {
     const int64_t buffer = kFirst + std::ssize(buffers_);
@@ -69,9 +67,7 @@ class FileStore : public bucket::StateStore {
     }
     parts_.clear();
   }
-  void prefetch(int64_t buffer, int64_t bucket) override {
-    expected_ = {buffer, bucket};
-  }
+  void prefetch(int64_t buffer, int64_t bucket) override { expected_ = {buffer, bucket}; }
   std::optional<bucket::Extent> extent(int64_t buffer, int64_t bucket, int64_t array) override {
     EXPECT_FALSE(used_) << "is acquired";
     int64_t offset = 0;
@@ -80,20 +76,14 @@ class FileStore : public bucket::StateStore {
     }
     return bucket::Extent{file(buffer, bucket), offset, bytes(buffer, bucket, array)};
   }
-  int writes() const {
-    return writes_;
-  }
+  int writes() const { return writes_; }
   /// What was to come does not, because somebody threw.
-  void expect_nothing() {
-    expected_.reset();
-  }
+  void expect_nothing() { expected_.reset(); }
 
  private:
   static constexpr int64_t kFirst = 3; // any number will do
 
-  std::filesystem::path file(int64_t buffer, int64_t bucket) const {
-    return folder_ / concat(buffer, '.', bucket);
-  }
+  std::filesystem::path file(int64_t buffer, int64_t bucket) const { return folder_ / concat(buffer, '.', bucket); }
   int64_t bytes(int64_t buffer, int64_t bucket, int64_t array) const {
     const bucket::StoredArray& stored = buffers_[buffer - kFirst][array];
     return stored.numel[bucket] * static_cast<int64_t>(c10::elementSize(stored.type));

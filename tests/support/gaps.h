@@ -14,9 +14,7 @@ inline constexpr int64_t kMaskToken = 30; // of a vocabulary of 31
 class Gaps : public data::Dataset {
  public:
   explicit Gaps(int64_t length) : length_(length) {}
-  int64_t size() const override {
-    return 64;
-  }
+  int64_t size() const override { return 64; }
   data::Batch get(std::span<const int64_t> indices) const override {
     std::vector<at::Tensor> tokens, masks, targets;
     for (const int64_t i : indices) {
@@ -31,9 +29,7 @@ class Gaps : public data::Dataset {
     }
     return {{torch::stack(tokens), torch::stack(masks)}, {torch::stack(targets)}, static_cast<int64_t>(indices.size())};
   }
-  std::string describe() const override {
-    return "gaps";
-  }
+  std::string describe() const override { return "gaps"; }
 
  private:
   int64_t length_;

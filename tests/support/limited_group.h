@@ -40,13 +40,9 @@ class LimitedGroup {
   LimitedGroup(const LimitedGroup&) = delete;
   LimitedGroup& operator=(const LimitedGroup&) = delete;
 
-  bool exists() const {
-    return !folder_.empty();
-  }
+  bool exists() const { return !folder_.empty(); }
   /// Shell words that move the shell, and what it starts, into the group.
-  std::string enter() const {
-    return concat("echo $$ > ", (folder_ / "cgroup.procs").string(), " && ");
-  }
+  std::string enter() const { return concat("echo $$ > ", (folder_ / "cgroup.procs").string(), " && "); }
   /// What the system cannot take from it: all that is charged but pages of files, those of programs and libraries among
   /// them.
   int64_t held_bytes() const {

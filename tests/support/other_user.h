@@ -11,16 +11,12 @@ namespace trireme::test {
 class OtherUser {
  public:
   OtherUser() : before_(::geteuid()), exists_(before_ != 0 || ::seteuid(kNobody) == 0) {}
-  ~OtherUser() {
-    EXPECT_EQ(::seteuid(before_), 0);
-  }
+  ~OtherUser() { EXPECT_EQ(::seteuid(before_), 0); }
   OtherUser(const OtherUser&) = delete;
   OtherUser& operator=(const OtherUser&) = delete;
 
   /// False: root it is still. Skip the test.
-  bool exists() const {
-    return exists_;
-  }
+  bool exists() const { return exists_; }
 
  private:
   static constexpr uid_t kNobody = 65534;

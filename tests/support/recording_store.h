@@ -27,28 +27,16 @@ class RecordingStore : public bucket::StateStore {
     note('g', bucket);
     return memory_->acquire(buffer, bucket);
   }
-  void release(int64_t buffer, int64_t bucket, bool modified) override {
-    memory_->release(buffer, bucket, modified);
-  }
-  void prefetch(int64_t, int64_t bucket) override {
-    note('r', bucket);
-  }
-  int64_t ahead() const override {
-    return ahead_;
-  }
+  void release(int64_t buffer, int64_t bucket, bool modified) override { memory_->release(buffer, bucket, modified); }
+  void prefetch(int64_t, int64_t bucket) override { note('r', bucket); }
+  int64_t ahead() const override { return ahead_; }
   /// What ahead() says; 1 at first.
-  void name_ahead(int64_t buckets) {
-    ahead_ = buckets;
-  }
+  void name_ahead(int64_t buckets) { ahead_ = buckets; }
   /// What was asked since the last call.
-  std::string take() {
-    return std::exchange(asked_, "");
-  }
+  std::string take() { return std::exchange(asked_, ""); }
 
  private:
-  void note(char what, int64_t bucket) {
-    asked_ += concat(asked_.empty() ? "" : " ", what, name_(bucket));
-  }
+  void note(char what, int64_t bucket) { asked_ += concat(asked_.empty() ? "" : " ", what, name_(bucket)); }
 
   std::function<int64_t(int64_t bucket)> name_;
   std::unique_ptr<bucket::StateStore> memory_ = bucket::make_memory_store(

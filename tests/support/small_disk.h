@@ -23,12 +23,8 @@ class SmallDisk {
   SmallDisk(const SmallDisk&) = delete;
   SmallDisk& operator=(const SmallDisk&) = delete;
 
-  bool exists() const {
-    return exists_;
-  }
-  const std::filesystem::path& folder() const {
-    return folder_;
-  }
+  bool exists() const { return exists_; }
+  const std::filesystem::path& folder() const { return folder_; }
 
  private:
   std::filesystem::path folder_;

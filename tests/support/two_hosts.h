@@ -21,9 +21,7 @@ class TwoHosts {
   void enter(int host) const;
   std::string address(int host) const;
   /// For `ip netns exec`.
-  const std::string& name(int host) const {
-    return names_[host];
-  }
+  const std::string& name(int host) const { return names_[host]; }
   /// Bytes that have left this host over the cable, headers included.
   int64_t sent_bytes(int host) const;
   /// Limits both directions, as in "1gbit".

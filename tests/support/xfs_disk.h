@@ -29,9 +29,7 @@ class XfsDisk {
   XfsDisk(const XfsDisk&) = delete;
   XfsDisk& operator=(const XfsDisk&) = delete;
 
-  bool is_mounted() const {
-    return is_mounted_;
-  }
+  bool is_mounted() const { return is_mounted_; }
   uintmax_t free_bytes() const {
     ::sync();
     return std::filesystem::space(folder_).available;

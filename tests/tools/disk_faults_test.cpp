@@ -55,12 +55,8 @@ class DiskFaultsTest : public RunFolder {
     aio_ = aio;
     write_file_atomically(folder / "files.json", run_in_files(path("tokens.bin"), disk));
   }
-  fs::path out(const std::string& name) const {
-    return disk_ / name;
-  }
-  fs::path log() const {
-    return folder / "strace";
-  }
+  fs::path out(const std::string& name) const { return disk_ / name; }
+  fs::path log() const { return folder / "strace"; }
   // `strace`: options for rank `traced`; none: it is not traced.
   Finished train(const std::string& name, const std::string& options, const std::string& strace = "",
                  int traced = 0) const {
@@ -76,9 +72,7 @@ class DiskFaultsTest : public RunFolder {
                      " -n ", ranks_, " --out ", out(name).string(), " --set training.keep_checkpoints=0 ", options),
               150);
   }
-  std::vector<fs::path> folders() const {
-    return {disk_ / "nvme", disk_ / "moved", disk_ / "checkpoints"};
-  }
+  std::vector<fs::path> folders() const { return {disk_ / "nvme", disk_ / "moved", disk_ / "checkpoints"}; }
 
   void train_clean() {
     const Finished run = train("clean", "");

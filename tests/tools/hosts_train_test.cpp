@@ -85,9 +85,7 @@ class HostsTrainTest : public RunFolder {
                       [command, seconds] { return sh(concat("OMP_NUM_THREADS=1 exec ", command), seconds); });
   }
   /// Running processes of `trireme-rank train` of this test.
-  std::vector<pid_t> ranks() const {
-    return processes("trireme-rank");
-  }
+  std::vector<pid_t> ranks() const { return processes("trireme-rank"); }
   std::vector<pid_t> processes(const std::string& name) const {
     std::vector<pid_t> found;
     for (const auto& entry : fs::directory_iterator("/proc")) {

@@ -41,9 +41,7 @@ class HuggingFaceFolderTest : public testing::Test {
       expected[name].push_back(step);
     }
   }
-  static void TearDownTestSuite() {
-    fs::remove_all(folder);
-  }
+  static void TearDownTestSuite() { fs::remove_all(folder); }
   static Finished python(const std::string& arguments) {
     return sh(
         concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/tools/reference_folder.py\" ", arguments,

@@ -17,9 +17,7 @@ using testing::HasSubstr;
 
 class KillTest : public RunFolder {
  protected:
-  static std::string final_state(const fs::path& out) {
-    return tensor_bytes(out / "checkpoints/global_step400");
-  }
+  static std::string final_state(const fs::path& out) { return tensor_bytes(out / "checkpoints/global_step400"); }
 
   static int64_t count_processes(const std::string& mark) {
     int64_t count = 0;

@@ -53,9 +53,7 @@ class RunFolder : public testing::Test {
     write_run("run.json",
               R"({"type": "gpt", "layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})");
   }
-  ~RunFolder() override {
-    std::filesystem::remove_all(folder);
-  }
+  ~RunFolder() override { std::filesystem::remove_all(folder); }
 
   void write_tokens(const std::string& name, const std::vector<uint16_t>& tokens) {
     write_file_atomically(folder / name, std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
@@ -80,9 +78,7 @@ class RunFolder : public testing::Test {
     EXPECT_GT(bytes.size(), 100'000u);
     return bytes;
   }
-  std::string path(const std::string& name) const {
-    return (folder / name).string();
-  }
+  std::string path(const std::string& name) const { return (folder / name).string(); }
   // " --set path=value" as a word within single quotes, as sh() has it.
   static std::string with(const std::string& path_and_value) {
     std::string quoted;

@@ -132,9 +132,7 @@ class SmallTrainingTest : public testing::Test {
     fs::remove_all(folder());
     fs::create_directories(folder());
   }
-  static void TearDownTestSuite() {
-    fs::remove_all(folder());
-  }
+  static void TearDownTestSuite() { fs::remove_all(folder()); }
 };
 
 } // namespace trireme::tools

@@ -31,18 +31,14 @@ class OwnModelTest : public testing::Test {
     write("deep.json", R"({"type": "deep_mlp", "width": 8, "depth": 2})", R"({"type": "spirals", "samples": 96})");
     write("loader.json", R"({"type": "mlp", "width": 8})", R"({"type": "spirals_by_torch", "samples": 100})");
   }
-  ~OwnModelTest() override {
-    fs::remove_all(folder_);
-  }
+  ~OwnModelTest() override { fs::remove_all(folder_); }
 
   void write(const std::string& name, const std::string& model, const std::string& data) const {
     write_file_atomically(folder_ / name, concat("{\"model\": ", model, ",\n \"data\": ", data, R"(,
  "training": {"steps": 20, "checkpoint_every": 5, "keep_checkpoints": 0},
  "engine": {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.02}}}})"));
   }
-  std::string path(const std::string& name) const {
-    return (folder_ / name).string();
-  }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
   Finished train(const std::string& file, const std::string& out, const std::string& rest = "",
                  const std::string& variables = "") const {
     // One thread: those of a rank spin while others have the cores.

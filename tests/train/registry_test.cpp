@@ -30,9 +30,7 @@ struct SplitNetImpl : torch::nn::Module {
   explicit SplitNetImpl(const tensor::Ranks& ranks)
       : up(register_module("up", tensor::ColumnParallelLinear(4, kHidden, ranks))),
         down(register_module("down", tensor::RowParallelLinear(kHidden, 1, ranks))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return down(up(x).tanh());
-  }
+  at::Tensor forward(const at::Tensor& x) { return down(up(x).tanh()); }
   tensor::ColumnParallelLinear up;
   tensor::RowParallelLinear down;
 };
@@ -40,9 +38,7 @@ TORCH_MODULE(SplitNet);
 
 class Waves : public data::Dataset {
  public:
-  int64_t size() const override {
-    return 64;
-  }
+  int64_t size() const override { return 64; }
   data::Batch get(std::span<const int64_t> indices) const override {
     std::vector<at::Tensor> rows;
     for (const int64_t index : indices) {
@@ -51,9 +47,7 @@ class Waves : public data::Dataset {
     const at::Tensor x = torch::stack(rows);
     return {{x}, {x.sum(1, true)}, std::ssize(indices)};
   }
-  std::string describe() const override {
-    return "waves";
-  }
+  std::string describe() const override { return "waves"; }
 };
 
 Registry registry() {
@@ -99,9 +93,7 @@ class RegistryTest : public testing::Test {
   RegistryTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_registry_", ::getpid())) {
     fs::create_directories(folder_);
   }
-  ~RegistryTest() override {
-    fs::remove_all(folder_);
-  }
+  ~RegistryTest() override { fs::remove_all(folder_); }
   fs::path write(const std::string& model, const std::string& data = R"({"type": "waves"})") const {
     write_file_atomically(folder_ / "run.json", concat(R"({"model": )", model, R"(, "data": )", data, R"(,
  "training": {"steps": 4}, "engine": {"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}})"));

@@ -62,9 +62,7 @@ struct Bench {
     }
   }
 
-  int64_t bytes() const {
-    return static_cast<int64_t>(whole.nbytes());
-  }
+  int64_t bytes() const { return static_cast<int64_t>(whole.nbytes()); }
   /// Bytes that a rank copies for the limit.
   int64_t copied_bytes() const {
     const int64_t ranks = group.size();
@@ -112,9 +110,7 @@ struct Contestant {
     std::sort(sorted.begin(), sorted.end());
     return sorted[sorted.size() / 2];
   }
-  double least() const {
-    return *std::min_element(seconds.begin(), seconds.end());
-  }
+  double least() const { return *std::min_element(seconds.begin(), seconds.end()); }
 };
 
 void run_in_turns(const comm::Group& group, std::vector<Contestant>& contestants, int64_t repeats) {

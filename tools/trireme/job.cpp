@@ -37,9 +37,7 @@ class Pipe {
   Pipe(const Pipe&) = delete;
   Pipe& operator=(const Pipe&) = delete;
 
-  int operator[](int end) const {
-    return ends_[static_cast<size_t>(end)];
-  }
+  int operator[](int end) const { return ends_[static_cast<size_t>(end)]; }
   void close(int end) {
     int& descriptor = ends_[static_cast<size_t>(end)];
     if (descriptor >= 0) {

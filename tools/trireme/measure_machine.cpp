@@ -82,9 +82,7 @@ struct Shape {
   at::ScalarType type;
   int64_t rows;
 
-  at::Tensor made(at::IntArrayRef sizes) const {
-    return torch::randn(sizes).mul_(0.1).to(type).requires_grad_();
-  }
+  at::Tensor made(at::IntArrayRef sizes) const { return torch::randn(sizes).mul_(0.1).to(type).requires_grad_(); }
   /// Ranks that a block is split among: up to kTensorRanks that divide all of it.
   int64_t tensor_ranks() const {
     const int64_t heads = std::gcd(model.heads, model.kv_heads == 0 ? model.heads : model.kv_heads);

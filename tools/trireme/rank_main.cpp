@@ -66,18 +66,10 @@ struct Run {
     train::set_failed_status(command);
     return train::train(command, train::Registry());
   }
-  int operator()(const GenerateCommand& command) const {
-    return generate_text(command);
-  }
-  int operator()(const ExportCommand& command) const {
-    return export_folder(command);
-  }
-  int operator()(const InspectCommand& command) const {
-    return inspect(command);
-  }
-  int operator()(const DoctorCommand& command) const {
-    return doctor(command);
-  }
+  int operator()(const GenerateCommand& command) const { return generate_text(command); }
+  int operator()(const ExportCommand& command) const { return export_folder(command); }
+  int operator()(const InspectCommand& command) const { return inspect(command); }
+  int operator()(const DoctorCommand& command) const { return doctor(command); }
   int operator()(const BenchOptimCommand& command) const {
     BenchOptimArgs args;
     args.params = command.params;
@@ -99,33 +91,17 @@ struct Run {
     args.json = command.json;
     return bench_kernels(args, std::cout);
   }
-  int operator()(const BenchCommCommand& command) const {
-    return bench_comm(command, std::cout);
-  }
-  int operator()(const LaunchCommand&) const {
-    throw Error("trireme-rank", "launch is done by trireme");
-  }
-  int operator()(const EstimateCommand&) const {
-    throw Error("trireme-rank", "estimate is done by trireme");
-  }
-  int operator()(const PlanCommand&) const {
-    throw Error("trireme-rank", "plan is done by trireme");
-  }
-  int operator()(const ScheduleCommand&) const {
-    throw Error("trireme-rank", "schedule is done by trireme");
-  }
-  int operator()(const StoreCommand&) const {
-    throw Error("trireme-rank", "store is done by trireme");
-  }
-  int operator()(const TokenizeCommand&) const {
-    throw Error("trireme-rank", "tokenize is done by trireme");
-  }
+  int operator()(const BenchCommCommand& command) const { return bench_comm(command, std::cout); }
+  int operator()(const LaunchCommand&) const { throw Error("trireme-rank", "launch is done by trireme"); }
+  int operator()(const EstimateCommand&) const { throw Error("trireme-rank", "estimate is done by trireme"); }
+  int operator()(const PlanCommand&) const { throw Error("trireme-rank", "plan is done by trireme"); }
+  int operator()(const ScheduleCommand&) const { throw Error("trireme-rank", "schedule is done by trireme"); }
+  int operator()(const StoreCommand&) const { throw Error("trireme-rank", "store is done by trireme"); }
+  int operator()(const TokenizeCommand&) const { throw Error("trireme-rank", "tokenize is done by trireme"); }
   int operator()(const BenchTokenizerCommand&) const {
     throw Error("trireme-rank", "bench tokenizer is done by trireme");
   }
-  int operator()(const DataFetchCommand&) const {
-    throw Error("trireme-rank", "data fetch is done by trireme");
-  }
+  int operator()(const DataFetchCommand&) const { throw Error("trireme-rank", "data fetch is done by trireme"); }
 };
 
 int run(int argc, char** argv) {

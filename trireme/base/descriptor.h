@@ -16,18 +16,10 @@ class Descriptor {
     std::swap(fd_, other.fd_);
     return *this;
   }
-  ~Descriptor() {
-    close();
-  }
-  int get() const {
-    return fd_;
-  }
-  int release() {
-    return std::exchange(fd_, -1);
-  }
-  explicit operator bool() const {
-    return fd_ >= 0;
-  }
+  ~Descriptor() { close(); }
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+  explicit operator bool() const { return fd_ >= 0; }
   void close() {
     if (fd_ >= 0) {
       ::close(release());

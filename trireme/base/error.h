@@ -24,18 +24,14 @@ class Error : public std::runtime_error {
   Error(std::string_view part, const std::string& happened, const std::string& next = "");
 
   /// The exit status of the process after this error (1: anything but input).
-  virtual int exit_code() const noexcept {
-    return 1;
-  }
+  virtual int exit_code() const noexcept { return 1; }
 };
 
 /// The user's input is wrong: a file, a key, a flag, a value. Exit status 2.
 class InputError : public Error {
  public:
   using Error::Error;
-  int exit_code() const noexcept override {
-    return 2;
-  }
+  int exit_code() const noexcept override { return 2; }
 };
 
 /// A peer died, the network failed or a collective timed out. The group it

@@ -28,9 +28,7 @@ class CountingIterator {
   using reference = const char&;
 
   CountingIterator(const char* at, const char** furthest) : at_(at), furthest_(furthest) {}
-  reference operator*() const {
-    return *at_;
-  }
+  reference operator*() const { return *at_; }
   CountingIterator& operator++() {
     ++at_;
     *furthest_ = std::max(*furthest_, at_);
@@ -41,12 +39,8 @@ class CountingIterator {
     ++*this;
     return before;
   }
-  bool operator==(const CountingIterator& other) const {
-    return at_ == other.at_;
-  }
-  bool operator!=(const CountingIterator& other) const {
-    return at_ != other.at_;
-  }
+  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
+  bool operator!=(const CountingIterator& other) const { return at_ != other.at_; }
 
  private:
   const char* at_;
@@ -110,30 +104,18 @@ class JsonBuilder {
     return std::move(root_);
   }
 
-  bool null() {
-    return scalar(JsonNode::Kind::null, nullptr);
-  }
-  bool boolean(bool value) {
-    return scalar(JsonNode::Kind::boolean, value);
-  }
-  bool number_integer(number_integer_t value) {
-    return scalar(JsonNode::Kind::integer, value);
-  }
+  bool null() { return scalar(JsonNode::Kind::null, nullptr); }
+  bool boolean(bool value) { return scalar(JsonNode::Kind::boolean, value); }
+  bool number_integer(number_integer_t value) { return scalar(JsonNode::Kind::integer, value); }
   bool number_unsigned(number_unsigned_t value) {
     if (value > static_cast<number_unsigned_t>(INT64_MAX)) {
       fail_at(token_start(false), concat("the number ", value, " is too large"));
     }
     return scalar(JsonNode::Kind::integer, static_cast<number_integer_t>(value));
   }
-  bool number_float(number_float_t value, const string_t&) {
-    return scalar(JsonNode::Kind::real, value);
-  }
-  bool string(string_t& value) {
-    return scalar(JsonNode::Kind::string, value);
-  }
-  bool binary(binary_t&) {
-    return false;
-  }
+  bool number_float(number_float_t value, const string_t&) { return scalar(JsonNode::Kind::real, value); }
+  bool string(string_t& value) { return scalar(JsonNode::Kind::string, value); }
+  bool binary(binary_t&) { return false; }
   bool start_object(size_t) {
     open(JsonNode::Kind::object);
     return true;
@@ -147,9 +129,7 @@ class JsonBuilder {
     names_.pop_back();
     return true;
   }
-  bool end_array() {
-    return end_object();
-  }
+  bool end_array() { return end_object(); }
   bool key(string_t& name) {
     if (!names_.back().insert(name).second) {
       fail_at(
@@ -192,9 +172,7 @@ class JsonBuilder {
     return out;
   }
 
-  size_t offset() const {
-    return static_cast<size_t>(furthest_ - text_.data());
-  }
+  size_t offset() const { return static_cast<size_t>(furthest_ - text_.data()); }
 
   // Offset of the first character of the token whose last character was read just now.
   size_t token_start(bool is_string) const {

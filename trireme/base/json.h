@@ -26,23 +26,13 @@ class JsonNode {
   static JsonNode parse(std::string_view text, const std::string& source);
   static JsonNode parse_file(const std::filesystem::path& file);
 
-  Kind kind() const {
-    return kind_;
-  }
-  bool is_object() const {
-    return kind_ == Kind::object;
-  }
-  bool is_null() const {
-    return kind_ == Kind::null;
-  }
+  Kind kind() const { return kind_; }
+  bool is_object() const { return kind_ == Kind::object; }
+  bool is_null() const { return kind_ == Kind::null; }
   /// Dotted path from the top, "" for the top itself: "engine.optimizer.params.betas[1]".
-  const std::string& path() const {
-    return path_;
-  }
+  const std::string& path() const { return path_; }
   /// "run.json:3:14", or "--set engine.steps" for a value from the command line.
-  const std::string& where() const {
-    return where_;
-  }
+  const std::string& where() const { return where_; }
 
   /// Members in the order of the file. Fails when this is not an object.
   const std::vector<Member>& members() const;
@@ -99,9 +89,7 @@ class ObjectReader {
  public:
   explicit ObjectReader(const JsonNode& node);
 
-  const JsonNode& node() const {
-    return node_;
-  }
+  const JsonNode& node() const { return node_; }
   /// The member's node or nullptr; from now on the key is known.
   const JsonNode* find(const std::string& key);
   /// The member's node; fails naming the missing key.

@@ -17,9 +17,7 @@ class ReplacedError : public PeerError {
                   "Let the other one go on. To go on with this one instead, end the other and use --resume."),
         by_own_job_(by_own_job) {}
   /// True if another process of the same job has taken over, such as the replacement of a lost replica.
-  bool by_own_job() const {
-    return by_own_job_;
-  }
+  bool by_own_job() const { return by_own_job_; }
 
  private:
   bool by_own_job_;
@@ -58,12 +56,8 @@ class RunToken {
   /// Claims the token, also repeatedly, with a number above all earlier ones; creates the folder. Errors: ReplacedError
   /// if a later job has it, Error with the system's reason.
   void claim();
-  bool claimed() const {
-    return claimed_;
-  }
-  int64_t attempt() const {
-    return mine_.attempt;
-  }
+  bool claimed() const { return claimed_; }
+  int64_t attempt() const { return mine_.attempt; }
   /// Does nothing before claim(). Errors: ReplacedError, or Error when the claim cannot be read.
   void check() const;
   /// For a process of the job without a claim: checks that no other job has claimed the folder since the launcher of

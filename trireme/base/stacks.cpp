@@ -43,9 +43,7 @@ struct Request {
   int depth = 0;
   void* frames[kFrames] = {};
 
-  static int64_t state_of(int64_t thread, Stage stage) {
-    return thread * 4 + stage;
-  }
+  static int64_t state_of(int64_t thread, Stage stage) { return thread * 4 + stage; }
 };
 
 constinit Request first_request;

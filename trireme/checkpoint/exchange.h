@@ -22,9 +22,7 @@ struct Problem {
   /// True for a PeerError, which ends the training.
   bool is_peer = false;
 
-  explicit operator bool() const {
-    return !happened.empty();
-  }
+  explicit operator bool() const { return !happened.empty(); }
   [[noreturn]] void raise() const;
   /// The text of a caught exception, with its "[part]" split off. For errors of the file system: the operation, the
   /// path and, for a full disk, the free space.

@@ -70,9 +70,7 @@ class Reader {
     }
     return value.get<std::string>();
   }
-  int64_t whole(const char* key, int64_t least = 0) const {
-    return whole(member(key), key, least);
-  }
+  int64_t whole(const char* key, int64_t least = 0) const { return whole(member(key), key, least); }
   int64_t whole(const json& value, const char* key, int64_t least = 0) const {
     if (!value.is_number_integer() ||
         (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) ||

@@ -19,9 +19,7 @@ class NewFile {
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
 
-  int descriptor() const {
-    return fd_.get();
-  }
+  int descriptor() const { return fd_.get(); }
   /// True if the disk has room for all of it.
   bool has_room() const;
   /// Reserves the bytes without blocks on the disk, so that a full disk is found before gigabytes are written. File
@@ -37,9 +35,7 @@ class NewFile {
   void pad(uint64_t bytes);
   uint64_t bytes_there() const;
   /// Declared bytes that differed and were written.
-  uint64_t replaced_bytes() const {
-    return replaced_bytes_;
-  }
+  uint64_t replaced_bytes() const { return replaced_bytes_; }
   /// Makes the file durable, renames it into place, and returns the hash of its content.
   std::string commit();
   /// Removes the partial file first, so that "free" is right for the next attempt. `what`: "read", "write", ...; the

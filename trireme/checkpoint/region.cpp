@@ -68,17 +68,11 @@ class Rows {
     last_ = (region.end - 1) / row_numel_ + 1;
   }
 
-  int64_t first() const {
-    return first_;
-  }
-  int64_t last() const {
-    return last_;
-  }
+  int64_t first() const { return first_; }
+  int64_t last() const { return last_; }
   /// The first row with elements of the tensor from `begin` on; last() if there is none. Computed by division, in
   /// constant time.
-  int64_t first_from(int64_t begin) const {
-    return std::clamp(starting_upto(begin - row_numel_), first_, last_);
-  }
+  int64_t first_from(int64_t begin) const { return std::clamp(starting_upto(begin - row_numel_), first_, last_); }
   Run run(int64_t row) const {
     int64_t start = offset_;
     int64_t rest = row;

@@ -70,12 +70,8 @@ struct Safetensors::File {
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
 
-    char* data() const {
-      return address_;
-    }
-    std::string_view text() const {
-      return {address_, size_};
-    }
+    char* data() const { return address_; }
+    std::string_view text() const { return {address_, size_}; }
 
    private:
     [[noreturn]] static void fail(int fd, const fs::path& file, const std::string& reason) {

@@ -22,18 +22,10 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderReader(const std::string& path, Header& header) : path_(path), header_(header) {}
 
-  bool null() override {
-    return odd("null");
-  }
-  bool boolean(bool) override {
-    return odd("true or false");
-  }
-  bool number_integer(number_integer_t value) override {
-    return odd(concat("the number ", value));
-  }
-  bool number_float(number_float_t, const string_t& text) override {
-    return odd(concat("the number ", text));
-  }
+  bool null() override { return odd("null"); }
+  bool boolean(bool) override { return odd("true or false"); }
+  bool number_integer(number_integer_t value) override { return odd(concat("the number ", value)); }
+  bool number_float(number_float_t, const string_t& text) override { return odd(concat("the number ", text)); }
   bool number_unsigned(number_unsigned_t value) override {
     if (!in_array_) {
       return odd(concat("the number ", value));
@@ -62,9 +54,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     tensor_.dtype = std::move(value);
     return true;
   }
-  bool binary(binary_t&) override {
-    return false;
-  }
+  bool binary(binary_t&) override { return false; }
   bool start_object(size_t) override {
     if (depth_ >= 2 || in_array_) {
       return odd("an object");

@@ -52,9 +52,7 @@ class ItemWriter {
   }
 
   // Lent values were checked by their store; shared blocks were not, so they are compared.
-  void write() {
-    stream(0, layout_.items.size());
-  }
+  void write() { stream(0, layout_.items.size()); }
 
  private:
   // Shares the full blocks of a run.

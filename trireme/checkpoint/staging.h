@@ -27,9 +27,7 @@ class Staging {
   static std::filesystem::path folder_of(const std::filesystem::path& root, const std::string& tag,
                                          const std::string& save_id);
 
-  const std::filesystem::path& folder() const {
-    return stem_;
-  }
+  const std::filesystem::path& folder() const { return stem_; }
   std::filesystem::path latest() const;
   /// Returns a new name each time.
   std::filesystem::path removed();

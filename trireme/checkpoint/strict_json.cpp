@@ -16,33 +16,15 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
 
   nlohmann::json root;
 
-  bool null() override {
-    return add(nullptr);
-  }
-  bool boolean(bool value) override {
-    return add(value);
-  }
-  bool number_integer(number_integer_t value) override {
-    return add(value);
-  }
-  bool number_unsigned(number_unsigned_t value) override {
-    return add(value);
-  }
-  bool number_float(number_float_t value, const string_t&) override {
-    return add(value);
-  }
-  bool string(string_t& value) override {
-    return add(std::move(value));
-  }
-  bool binary(binary_t&) override {
-    return false;
-  }
-  bool start_object(size_t) override {
-    return open(nlohmann::json::object());
-  }
-  bool start_array(size_t) override {
-    return open(nlohmann::json::array());
-  }
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t&) override { return false; }
+  bool start_object(size_t) override { return open(nlohmann::json::object()); }
+  bool start_array(size_t) override { return open(nlohmann::json::array()); }
   bool end_object() override {
     open_.pop_back();
     return true;

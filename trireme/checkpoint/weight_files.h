@@ -26,9 +26,7 @@ class WeightFiles {
   bool has(std::string_view name) const;
   /// Zero-copy view, see Safetensors::tensor().
   at::Tensor tensor(std::string_view name) const;
-  const std::vector<Safetensors>& files() const {
-    return files_;
-  }
+  const std::vector<Safetensors>& files() const { return files_; }
 
  private:
   const Safetensors& file_of(std::string_view name) const;

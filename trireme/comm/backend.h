@@ -47,16 +47,10 @@ class Backend {
   virtual ~Backend() = default;
   /// "null", "gloo", "shm", "mpi", "nccl", "staged".
   virtual const char* name() const = 0;
-  int rank() const {
-    return rank_;
-  }
-  int size() const {
-    return size_;
-  }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
   /// True if it moves tensors on such a device.
-  virtual bool moves(at::DeviceType type) const {
-    return type == at::kCPU;
-  }
+  virtual bool moves(at::DeviceType type) const { return type == at::kCPU; }
 
   virtual std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   /// `in` is [size * n], `out` is [n]: rank r receives the reduction of slice r. `out` may be slice r of `in`.
@@ -75,14 +69,10 @@ class Backend {
 
   /// Allocates host memory that this backend's collectives use without a copy: not initialised, 64-byte aligned,
   /// `numel` elements of `type`.
-  virtual at::Tensor allocate(int64_t numel, at::ScalarType type) {
-    return allocate_host(numel, type);
-  }
+  virtual at::Tensor allocate(int64_t numel, at::ScalarType type) { return allocate_host(numel, type); }
 
   /// Bytes of tensors that this rank has sent, by the closed form of the algorithms in use.
-  virtual int64_t bytes_sent() const {
-    return bytes_sent_;
-  }
+  virtual int64_t bytes_sent() const { return bytes_sent_; }
 
   /// Makes every current and later wait() throw Trouble. Thread-safe.
   virtual void interrupt() = 0;
@@ -91,13 +81,9 @@ class Backend {
   virtual void close() = 0;
 
  protected:
-  static at::Tensor flat(const at::Tensor& tensor) {
-    return tensor.detach().view(-1);
-  }
+  static at::Tensor flat(const at::Tensor& tensor) { return tensor.detach().view(-1); }
   /// Bytes of all slices of `whole` but one.
-  int64_t share(const at::Tensor& whole) const {
-    return share_of_others(static_cast<int64_t>(whole.nbytes()), size_);
-  }
+  int64_t share(const at::Tensor& whole) const { return share_of_others(static_cast<int64_t>(whole.nbytes()), size_); }
 
   const int rank_;
   const int size_;

@@ -22,12 +22,8 @@ class Variables {
  public:
   explicit Variables(const Lookup& lookup) : lookup_(lookup) {}
 
-  std::optional<std::string> text(const std::string& name) const {
-    return lookup_(name);
-  }
-  bool has(const std::string& name) const {
-    return lookup_(name).has_value();
-  }
+  std::optional<std::string> text(const std::string& name) const { return lookup_(name); }
+  bool has(const std::string& name) const { return lookup_(name).has_value(); }
   std::optional<int> integer(const std::string& name) const {
     const auto text = lookup_(name);
     if (!text) {

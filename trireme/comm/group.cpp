@@ -61,9 +61,7 @@ class TrackedPending : public Pending {
     }
   }
 
-  bool done() override {
-    return inner_ ? inner_->done() : finished();
-  }
+  bool done() override { return inner_ ? inner_->done() : finished(); }
 
  private:
   void follow() {

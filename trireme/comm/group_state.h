@@ -26,18 +26,10 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
         std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open = nullptr);
   ~State() override;
 
-  const std::string& name() const override {
-    return name_;
-  }
-  int rank() const {
-    return routes_->host().rank();
-  }
-  int size() const {
-    return static_cast<int>(members_.size());
-  }
-  Routes& routes() const {
-    return *routes_;
-  }
+  const std::string& name() const override { return name_; }
+  int rank() const { return routes_->host().rank(); }
+  int size() const { return static_cast<int>(members_.size()); }
+  Routes& routes() const { return *routes_; }
 
   using Ticket = OpTicket;
   /// Numbers and records an operation. Errors: PeerError when the group has failed before, Error when it is closed.
@@ -58,22 +50,14 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   /// reported.
   void abandoned(const Ticket& ticket);
 
-  const std::string& key() const override {
-    return key_;
-  }
-  const std::vector<int>& members() const override {
-    return members_;
-  }
+  const std::string& key() const override { return key_; }
+  const std::vector<int>& members() const override { return members_; }
   GroupProgress progress() const override;
-  int64_t version() const override {
-    return version_;
-  }
+  int64_t version() const override { return version_; }
   void follow_device() override;
   std::optional<GroupProgress::WaitedOperation> waiting() const override;
   void give_up(const GroupProgress::WaitedOperation& wait, double limit) override;
-  void interrupt() override {
-    routes_->interrupt();
-  }
+  void interrupt() override { routes_->interrupt(); }
   void fail(const std::string& why) override;
   void close();
   /// Opens a group of some of the members, given by world rank.
@@ -113,13 +97,9 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   /// nullopt: not hopeless.
   std::optional<PeerError> explained(const Failure& failure);
   /// Nothing is left to report. With the lock held.
-  bool over() const {
-    return closed_ || !broken_.empty() || explaining_ || reporting_;
-  }
+  bool over() const { return closed_ || !broken_.empty() || explaining_ || reporting_; }
   /// progress_ has changed: the caller holds the lock.
-  void changed() {
-    version_.store(version_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-  }
+  void changed() { version_.store(version_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   /// True if the answers of the other ranks show that none will complete what this one waits for.
   bool is_hopeless(const Asker& asker, const Failure& failure, const RollCall& roll_call) const;
   std::optional<Hang> hang(const Asker& asker, const OpSummary& op, const RollCall& roll_call) const;

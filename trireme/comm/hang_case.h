@@ -31,23 +31,15 @@ class HangCase {
   /// Writes the dump and prints, once.
   void attend(Store& store, const View& view);
   void attend_alone(const Hang& hang, const View& view);
-  bool attended() const {
-    return attended_;
-  }
+  bool attended() const { return attended_; }
   /// True while a dump is written or the report printed: stacks take time.
-  bool busy() const {
-    return busy_ > 0;
-  }
+  bool busy() const { return busy_ > 0; }
 
  private:
   class Busy {
    public:
-    explicit Busy(std::atomic<int>& count) : count_(count) {
-      ++count_;
-    }
-    ~Busy() {
-      --count_;
-    }
+    explicit Busy(std::atomic<int>& count) : count_(count) { ++count_; }
+    ~Busy() { --count_; }
     Busy(const Busy&) = delete;
     Busy& operator=(const Busy&) = delete;
 

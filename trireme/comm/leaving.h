@@ -21,30 +21,16 @@ class Leaving {
     deadline_ = deadline;
     since_ = Clock::now();
   }
-  bool begun() const {
-    return begun_;
-  }
-  bool done() const {
-    return done_;
-  }
-  bool under_way() const {
-    return begun_ && !done_;
-  }
-  Clock::time_point deadline() const {
-    return deadline_;
-  }
-  Clock::time_point since() const {
-    return since_;
-  }
+  bool begun() const { return begun_; }
+  bool done() const { return done_; }
+  bool under_way() const { return begun_ && !done_; }
+  Clock::time_point deadline() const { return deadline_; }
+  Clock::time_point since() const { return since_; }
   /// The other ranks at the last roll call.
-  const std::map<int, PeerView>& others() const {
-    return others_;
-  }
+  const std::map<int, PeerView>& others() const { return others_; }
 
   /// Ranks that do not answer, for which no rank waits any more.
-  const std::map<int, PeerView>& silent() const {
-    return silent_;
-  }
+  const std::map<int, PeerView>& silent() const { return silent_; }
   /// Checks whether the wait is over: `left` ranks have left, `dead` ones never will, and with `failed` waiting is
   /// useless. Makes occasional roll calls, so that a silently dead rank blocks no other. Returns done().
   bool step(int64_t left, const std::set<int>& dead, bool failed);

@@ -49,9 +49,7 @@ class LongWaits {
   /// Prints the warnings assigned to this rank. Call it when the pulse has changed.
   void print_warnings(Store& store);
 
-  const WaitLimits& limits() const {
-    return limits_;
-  }
+  const WaitLimits& limits() const { return limits_; }
 
  private:
   /// A roll call about an operation.

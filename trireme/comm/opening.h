@@ -17,39 +17,21 @@ class Opening : public Watched {
   Opening(std::string key, std::string name, std::vector<int> members);
 
   /// True if waiting is useless: a member has failed, or will never join.
-  bool over() const {
-    return over_;
-  }
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
-  }
+  bool over() const { return over_; }
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count(); }
 
-  const std::string& key() const override {
-    return key_;
-  }
-  const std::string& name() const override {
-    return name_;
-  }
-  const std::vector<int>& members() const override {
-    return members_;
-  }
+  const std::string& key() const override { return key_; }
+  const std::string& name() const override { return name_; }
+  const std::vector<int>& members() const override { return members_; }
   GroupProgress progress() const override;
-  int64_t version() const override {
-    return 0;
-  }
+  int64_t version() const override { return 0; }
   std::optional<GroupProgress::WaitedOperation> waiting() const override {
     return GroupProgress::WaitedOperation{1, false, seconds()};
   }
-  void give_up(const GroupProgress::WaitedOperation& /*wait*/, double /*limit*/) override {
-    over_ = true;
-  }
+  void give_up(const GroupProgress::WaitedOperation& /*wait*/, double /*limit*/) override { over_ = true; }
   void follow_device() override {}
-  void interrupt() override {
-    over_ = true;
-  }
-  void fail(const std::string& /*why*/) override {
-    over_ = true;
-  }
+  void interrupt() override { over_ = true; }
+  void fail(const std::string& /*why*/) override { over_ = true; }
 
  private:
   const std::string key_;

@@ -33,9 +33,7 @@ struct OpSummary {
   /// Whatever else must be the same on all ranks: "max", "root 1".
   std::string_view detail = "";
 
-  bool is_message() const {
-    return peer >= 0;
-  }
+  bool is_message() const { return peer >= 0; }
   /// True if both agree in everything that must be the same on all ranks of a group.
   bool fits(const OpSummary& other) const {
     return op == other.op && bytes == other.bytes && dtype == other.dtype && detail == other.detail;
@@ -64,9 +62,7 @@ struct GroupProgress {
 
   void note(OpSummary op);
   void mark_done(const OpSummary& op);
-  const OpSummary* last() const {
-    return recent.empty() ? nullptr : &recent.back();
-  }
+  const OpSummary* last() const { return recent.empty() ? nullptr : &recent.back(); }
   /// The collective of that number, or nullptr if it is not a recent one.
   const OpSummary* collective(int64_t number) const;
   /// The operation that `waiting` names, or nullptr.
@@ -109,9 +105,7 @@ struct PeerView {
   std::string state = "";
 
   /// Its process is gone and had not closed its world: it was killed, or called exit().
-  bool vanished() const {
-    return !answered && !left && state == kProcessEnded;
-  }
+  bool vanished() const { return !answered && !left && state == kProcessEnded; }
 };
 
 /// The published view of a rank. The reader fills in `answered` and `progress`.

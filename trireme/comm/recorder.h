@@ -59,9 +59,7 @@ class Recorder {
   /// Oldest first.
   std::vector<Record> records() const;
   /// When the recorder started, in microseconds of the steady clock: to compare records with other times.
-  int64_t begin_us() const {
-    return begin_us_;
-  }
+  int64_t begin_us() const { return begin_us_; }
   /// {"operations": [{"group":, "number":, "op":, "bytes":, "dtype":, "what":, "state":, "queued_us":, "finished_us":},
   /// ...]}
   nlohmann::json json() const;

@@ -43,9 +43,7 @@ class RollCalls {
   std::shared_ptr<Question> add(const std::vector<int>& ranks, const std::string& key, Clock::time_point deadline,
                                 bool stacks);
   /// With the mutex held.
-  bool empty() const {
-    return questions_.empty();
-  }
+  bool empty() const { return questions_.empty(); }
   /// Extends all deadlines. With the mutex held.
   void postpone(Clock::duration by);
 

@@ -21,17 +21,11 @@ class Routes {
   /// If `host` moves tensors of any device (a group of one), no other backend is used.
   explicit Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices = {});
 
-  Backend& host() const {
-    return *host_;
-  }
+  Backend& host() const { return *host_; }
   /// True if there is a backend for such tensors, open or not.
-  bool moves(at::DeviceType type) const {
-    return type == at::kCPU || host_->moves(type) || devices_.count(type) != 0;
-  }
+  bool moves(at::DeviceType type) const { return type == at::kCPU || host_->moves(type) || devices_.count(type) != 0; }
   /// The backend for such tensors. Errors: those of opening it; Trouble once interrupted.
-  Backend& of(at::Device device) {
-    return device.is_cpu() || host_->moves(device.type()) ? *host_ : of_device(device);
-  }
+  Backend& of(at::Device device) { return device.is_cpu() || host_->moves(device.type()) ? *host_ : of_device(device); }
 
   /// Bytes sent through all of them.
   int64_t bytes_sent() const;

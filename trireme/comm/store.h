@@ -38,12 +38,8 @@ class Store {
   /// The same store with `prefix` before every key.
   Store scoped(const std::string& prefix) const;
 
-  const std::string& prefix() const {
-    return prefix_;
-  }
-  Handle& handle() const {
-    return *handle_;
-  }
+  const std::string& prefix() const { return prefix_; }
+  Handle& handle() const { return *handle_; }
 
  private:
   std::vector<std::string> full(const std::vector<std::string>& keys) const;

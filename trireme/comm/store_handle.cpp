@@ -30,32 +30,18 @@ class ClientStore : public c10d::Store {
   }
 
   using c10d::Store::set;
-  void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    client_->set(key, view(value));
-  }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override { client_->set(key, view(value)); }
   using c10d::Store::compareSet;
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                   const std::vector<uint8_t>& desired) override {
     return bytes_of(client_->compare_set(key, view(expected), view(desired)));
   }
-  std::vector<uint8_t> get(const std::string& key) override {
-    return multiGet({key}).front();
-  }
-  int64_t add(const std::string& key, int64_t value) override {
-    return client_->add(key, value);
-  }
-  bool deleteKey(const std::string& key) override {
-    return client_->remove(key);
-  }
-  bool check(const std::vector<std::string>& keys) override {
-    return client_->has_all(keys);
-  }
-  int64_t getNumKeys() override {
-    return client_->count();
-  }
-  void wait(const std::vector<std::string>& keys) override {
-    wait(keys, timeout_);
-  }
+  std::vector<uint8_t> get(const std::string& key) override { return multiGet({key}).front(); }
+  int64_t add(const std::string& key, int64_t value) override { return client_->add(key, value); }
+  bool deleteKey(const std::string& key) override { return client_->remove(key); }
+  bool check(const std::vector<std::string>& keys) override { return client_->has_all(keys); }
+  int64_t getNumKeys() override { return client_->count(); }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
     // c10d's "no timeout" is zero.
     const auto patience = timeout == kNoTimeout ? milliseconds(std::chrono::hours(24 * 365)) : timeout;
@@ -64,9 +50,7 @@ class ClientStore : public c10d::Store {
                                              " keys, the first of them ", keys.front()));
     }
   }
-  void append(const std::string& key, const std::vector<uint8_t>& value) override {
-    client_->append(key, view(value));
-  }
+  void append(const std::string& key, const std::vector<uint8_t>& value) override { client_->append(key, view(value)); }
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
     auto found = client_->find_all(keys);
     for (const auto& value : found) {
@@ -87,9 +71,7 @@ class ClientStore : public c10d::Store {
       set(keys[place], values.at(place));
     }
   }
-  bool hasExtendedApi() const override {
-    return true;
-  }
+  bool hasExtendedApi() const override { return true; }
 
  private:
   std::shared_ptr<store::Client> client_;
@@ -99,15 +81,11 @@ class OwnHandle : public Store::Handle {
  public:
   explicit OwnHandle(std::shared_ptr<store::Client> client) : client_(std::move(client)) {}
 
-  void set(const std::string& key, const std::string& value) override {
-    client_->set(key, value);
-  }
+  void set(const std::string& key, const std::string& value) override { client_->set(key, value); }
   std::vector<std::optional<std::string>> find_all(const std::vector<std::string>& keys) override {
     return client_->find_all(keys);
   }
-  int64_t add(const std::string& key, int64_t delta) override {
-    return client_->add(key, delta);
-  }
+  int64_t add(const std::string& key, int64_t delta) override { return client_->add(key, delta); }
   bool wait(const std::vector<std::string>& keys, milliseconds timeout) override {
     return client_->wait(keys, timeout);
   }
@@ -115,9 +93,7 @@ class OwnHandle : public Store::Handle {
     client_->last_will(key, value, counter);
     return true;
   }
-  c10::intrusive_ptr<c10d::Store> for_c10d() override {
-    return c10::make_intrusive<ClientStore>(client_);
-  }
+  c10::intrusive_ptr<c10d::Store> for_c10d() override { return c10::make_intrusive<ClientStore>(client_); }
 
  private:
   std::shared_ptr<store::Client> client_;
@@ -127,9 +103,7 @@ class AgentHandle : public Store::Handle {
  public:
   explicit AgentHandle(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
-  void set(const std::string& key, const std::string& value) override {
-    store_->set(key, bytes_of(value));
-  }
+  void set(const std::string& key, const std::string& value) override { store_->set(key, bytes_of(value)); }
   std::vector<std::optional<std::string>> find_all(const std::vector<std::string>& keys) override {
     std::vector<std::optional<std::string>> values;
     for (const auto& key : keys) {
@@ -137,9 +111,7 @@ class AgentHandle : public Store::Handle {
     }
     return values;
   }
-  int64_t add(const std::string& key, int64_t delta) override {
-    return store_->add(key, delta);
-  }
+  int64_t add(const std::string& key, int64_t delta) override { return store_->add(key, delta); }
   bool wait(const std::vector<std::string>& keys, milliseconds timeout) override {
     try {
       store_->wait(keys, timeout);
@@ -149,12 +121,8 @@ class AgentHandle : public Store::Handle {
       return store_->check(keys);
     }
   }
-  bool last_will(const std::string&, const std::string&, const std::string&) override {
-    return false;
-  }
-  c10::intrusive_ptr<c10d::Store> for_c10d() override {
-    return store_;
-  }
+  bool last_will(const std::string&, const std::string&, const std::string&) override { return false; }
+  c10::intrusive_ptr<c10d::Store> for_c10d() override { return store_; }
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;

@@ -65,9 +65,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
   }
 
-  void add(std::weak_ptr<Watched> group) {
-    groups_.add(std::move(group));
-  }
+  void add(std::weak_ptr<Watched> group) { groups_.add(std::move(group)); }
 
   RollCall roll_call(const std::vector<int>& ranks, const std::string& key, milliseconds patience, bool stacks) {
     std::unique_lock lock(mutex_);
@@ -122,9 +120,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     hang_case_.attend_alone(*hang, [this] { return view(); }); // does nothing if that succeeded
   }
 
-  void fail_groups(const std::string& why) const {
-    groups_.fail(why);
-  }
+  void fail_groups(const std::string& why) const { groups_.fail(why); }
 
   /// A rank that fails because another one gave up waits until it knows whether the cause was a hang, and has then
   /// written its dump.

@@ -14,9 +14,7 @@ class Then : public Pending {
       f();
     }
   }
-  bool done() override {
-    return work_.done() && !f_;
-  }
+  bool done() override { return work_.done() && !f_; }
 
  private:
   std::function<void()> f_; // its captures are in use until the work is done

@@ -14,9 +14,7 @@ class DeviceMark {
   /// Never blocks. Errors: Trouble if the device will never finish it.
   virtual bool finished() = 0;
   /// Grows while a long operation progresses: its deadline then restarts.
-  virtual int64_t steps() const {
-    return 0;
-  }
+  virtual int64_t steps() const { return 0; }
 };
 
 /// An operation in progress in a backend. Backends derive from this.
@@ -30,9 +28,7 @@ class Pending {
   virtual bool done() = 0;
   /// Null for an operation that is finished when wait() returns, and for one that has not been launched on its device
   /// yet. Queried when the operation has begun and, if null, again after wait().
-  virtual std::shared_ptr<DeviceMark> mark() {
-    return nullptr;
-  }
+  virtual std::shared_ptr<DeviceMark> mark() { return nullptr; }
 };
 
 /// A collective or message in progress. Copies share it. The destructor of the last copy
@@ -52,9 +48,7 @@ class Work {
       pending_.reset();
     }
   }
-  bool done() const {
-    return !pending_ || pending_->done();
-  }
+  bool done() const { return !pending_ || pending_->done(); }
 
  private:
   std::shared_ptr<Pending> pending_;

@@ -112,9 +112,7 @@ class World::Impl {
     world_ = open(all, "world", "world/0");
   }
 
-  ~Impl() {
-    close();
-  }
+  ~Impl() { close(); }
 
   Group open(const std::vector<int>& ranks, const std::string& name, const std::string& key) {
     const auto open_another = [this](const auto&... args) { return open(args...); };
@@ -162,15 +160,9 @@ class World::Impl {
     meeting_.reset();
   }
 
-  const Environment& environment() const {
-    return environment_;
-  }
-  const Meeting* meeting() const {
-    return meeting_.get();
-  }
-  const Group& world() const {
-    return world_;
-  }
+  const Environment& environment() const { return environment_; }
+  const Meeting* meeting() const { return meeting_.get(); }
+  const Group& world() const { return world_; }
 
  private:
   /// Keeps libtorch's own lines about broken connections ("recvValue failed on SocketImpl...") off
@@ -287,9 +279,7 @@ class World::Impl {
   }
 
   /// Time that ranks wait for each other at the start, and present members for each other's answers.
-  milliseconds patience() const {
-    return given_timeout_.value_or(kStart);
-  }
+  milliseconds patience() const { return given_timeout_.value_or(kStart); }
 
   struct Gathered {
     /// World ranks that have not joined.

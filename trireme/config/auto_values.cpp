@@ -46,9 +46,7 @@ class Filler {
     fill("fp16.enabled", "false");
   }
 
-  const std::vector<std::string>& filled() const {
-    return filled_;
-  }
+  const std::vector<std::string>& filled() const { return filled_; }
 
  private:
   void fill(std::string_view path, std::string_view value) {

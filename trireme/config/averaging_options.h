@@ -33,9 +33,7 @@ struct AveragingOptions {
   static constexpr double kNesterovLr = 0.7;
   static constexpr double kNesterovMomentum = 0.9;
 
-  bool on() const {
-    return every > 0;
-  }
+  bool on() const { return every > 0; }
   static constexpr const char* name(Outer outer) {
     return outer == Outer::slowmo ? "slowmo" : outer == Outer::nesterov ? "nesterov" : "none";
   }

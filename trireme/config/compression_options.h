@@ -17,9 +17,7 @@ struct GradientCompressionOptions {
   /// Number of steps whose gradients are sent uncompressed.
   int64_t start_step = 0;
 
-  bool on() const {
-    return kind != Kind::none;
-  }
+  bool on() const { return kind != Kind::none; }
   static constexpr const char* name(Kind kind) {
     switch (kind) {
       case Kind::sign:

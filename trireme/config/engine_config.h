@@ -35,20 +35,14 @@ struct MonitorSection {
 struct EngineConfig {
   BatchKeys batch;
   /// The batch sizes for `data_ranks` data-parallel ranks; see solve().
-  BatchTriple batch_for(int64_t data_ranks) const {
-    return solve(batch, data_ranks);
-  }
+  BatchTriple batch_for(int64_t data_ranks) const { return solve(batch, data_ranks); }
 
   /// Largest global gradient norm; 0: no clipping. Absent: 1.0, with a torch optimizer 0.
   std::optional<double> gradient_clipping;
-  double clipping() const {
-    return gradient_clipping.value_or(1.0);
-  }
+  double clipping() const { return gradient_clipping.value_or(1.0); }
   /// Absent: AdamW with its defaults; optimizer_or_adamw() returns the one in use.
   std::optional<optim::OptimizerOptions> optimizer;
-  optim::OptimizerOptions optimizer_or_adamw() const {
-    return optimizer.value_or(optim::OptimizerOptions());
-  }
+  optim::OptimizerOptions optimizer_or_adamw() const { return optimizer.value_or(optim::OptimizerOptions()); }
   /// Kind `constant` when the JSON has no scheduler.
   optim::ScheduleOptions schedule;
   parallel::DataParallelOptions data_parallel;
@@ -66,9 +60,7 @@ struct EngineConfig {
   /// Policies of activations between forward and backward: "activation_checkpointing".
   activations::Options activations;
   /// Whether a rank keeps anything in files while it trains.
-  bool uses_files() const {
-    return offload.uses_files() || activations.uses_nvme();
-  }
+  bool uses_files() const { return offload.uses_files() || activations.uses_nvme(); }
   /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with options that need
   /// all gradients first.
   bool step_in_backward = false;

@@ -54,9 +54,7 @@ class Reader {
       found->fail(concat(found->plain().dump(), " is not supported: ", why));
     }
   }
-  void ignore(std::initializer_list<const char*> keys) {
-    known_.insert(keys.begin(), keys.end());
-  }
+  void ignore(std::initializer_list<const char*> keys) { known_.insert(keys.begin(), keys.end()); }
   std::vector<std::string> unknown() const {
     std::vector<std::string> out;
     for (const auto& [key, value] : root_.members()) {
@@ -66,9 +64,7 @@ class Reader {
     }
     return out;
   }
-  const JsonNode& root() const {
-    return root_;
-  }
+  const JsonNode& root() const { return root_; }
 
  private:
   const JsonNode& root_;

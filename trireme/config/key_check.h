@@ -57,27 +57,15 @@ class Values {
   /// The object below this key.
   Values section(const std::string& key, std::string_view type = "") const;
 
-  bool present() const {
-    return node_ != nullptr;
-  }
+  bool present() const { return node_ != nullptr; }
   /// The object itself; only when present().
-  const JsonNode& node() const {
-    return *node_;
-  }
+  const JsonNode& node() const { return *node_; }
 
  private:
-  static bool convert(const JsonNode* node, bool) {
-    return node->as_bool();
-  }
-  static int64_t convert(const JsonNode* node, int64_t) {
-    return node->as_integer();
-  }
-  static double convert(const JsonNode* node, double) {
-    return node->as_real();
-  }
-  static std::string convert(const JsonNode* node, const std::string&) {
-    return node->as_string();
-  }
+  static bool convert(const JsonNode* node, bool) { return node->as_bool(); }
+  static int64_t convert(const JsonNode* node, int64_t) { return node->as_integer(); }
+  static double convert(const JsonNode* node, double) { return node->as_real(); }
+  static std::string convert(const JsonNode* node, const std::string&) { return node->as_string(); }
   /// A string alone is a list of one.
   static std::vector<std::string> convert(const JsonNode* node, const std::vector<std::string>&);
   static std::vector<double> convert(const JsonNode* node, const std::vector<double>&);

@@ -104,9 +104,7 @@ struct ValueType {
 
   /// For messages: "a whole number >= 1".
   std::string describe() const;
-  bool is_number() const {
-    return kind == Kind::integer || kind == Kind::real;
-  }
+  bool is_number() const { return kind == Kind::integer || kind == Kind::real; }
   bool in_range(double value) const;
 };
 

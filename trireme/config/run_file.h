@@ -60,13 +60,9 @@ struct ModelConfig {
   std::function<estimate::Model(const estimate::Conditions&)> describe = nullptr;
 
   /// A gpt or llama: it predicts the next token.
-  bool is_language() const {
-    return kind == Kind::gpt || kind == Kind::llama;
-  }
+  bool is_language() const { return kind == Kind::gpt || kind == Kind::llama; }
   /// A language model or a bert: it reads tokens.
-  bool reads_tokens() const {
-    return is_language() || kind == Kind::bert;
-  }
+  bool reads_tokens() const { return is_language() || kind == Kind::bert; }
   /// The chosen language model.
   models::LanguageOptions language() const;
   /// The sizes of what reads_tokens(); vocab_size 0: the tokenizer's.
@@ -109,9 +105,7 @@ struct ParallelConfig {
   std::optional<int64_t> chunks;
 
   /// Ranks that train one replica of the model.
-  int64_t ranks_of_replica() const {
-    return pipe * context * tensor;
-  }
+  int64_t ranks_of_replica() const { return pipe * context * tensor; }
 };
 
 /// A text that the trained model generates at the end of the run.

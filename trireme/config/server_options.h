@@ -28,9 +28,7 @@ struct ServerOptions {
   /// only rows that have changed are sent back.
   std::vector<std::string> sparse_rows;
 
-  bool on() const {
-    return servers > 0;
-  }
+  bool on() const { return servers > 0; }
   /// True if the workers of a step share one gradient and one loss.
   bool together() const {
     return mode == Mode::sync || mode == Mode::hybrid || (mode == Mode::stale && staleness == 0);

@@ -19,12 +19,8 @@ struct Batch {
   /// are none.
   bool identified_by_contents = false;
 
-  const at::Tensor& input() const {
-    return inputs.at(0);
-  }
-  const at::Tensor& target() const {
-    return targets.at(0);
-  }
+  const at::Tensor& input() const { return inputs.at(0); }
+  const at::Tensor& target() const { return targets.at(0); }
 };
 
 /// Sets a missing fingerprint from the contents of the tensors: types, shapes and bytes. Skips tensors on a GPU,

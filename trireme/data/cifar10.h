@@ -35,9 +35,7 @@ class Cifar10 : public Dataset {
   static std::vector<std::filesystem::path> training_files(const std::filesystem::path& folder);
   static std::vector<std::filesystem::path> test_files(const std::filesystem::path& folder);
 
-  int64_t size() const override {
-    return static_cast<int64_t>(records_.size()) / kRecord;
-  }
+  int64_t size() const override { return static_cast<int64_t>(records_.size()) / kRecord; }
   Batch get(std::span<const int64_t> indices) const override;
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;

@@ -9,9 +9,7 @@ class Collated : public Dataset {
  public:
   Collated(std::shared_ptr<const Dataset> dataset, Collate collate)
       : dataset_(std::move(dataset)), collate_(std::move(collate)) {}
-  int64_t size() const override {
-    return dataset_->size();
-  }
+  int64_t size() const override { return dataset_->size(); }
   Batch get(std::span<const int64_t> indices) const override {
     std::vector<Batch> samples;
     for (const int64_t& index : indices) {
@@ -19,9 +17,7 @@ class Collated : public Dataset {
     }
     return collate_(std::move(samples));
   }
-  std::string describe() const override {
-    return dataset_->describe() + ", collated";
-  }
+  std::string describe() const override { return dataset_->describe() + ", collated"; }
 
  private:
   std::shared_ptr<const Dataset> dataset_;

@@ -19,9 +19,7 @@ namespace {
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor() {
-    close();
-  }
+  ~Descriptor() { close(); }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
@@ -29,9 +27,7 @@ class Descriptor {
     std::swap(fd_, other.fd_);
     return *this;
   }
-  int get() const {
-    return fd_;
-  }
+  int get() const { return fd_; }
   void close() {
     if (fd_ >= 0) {
       ::close(std::exchange(fd_, -1));
@@ -56,12 +52,8 @@ struct Pipe {
 };
 
 struct SpawnActions {
-  SpawnActions() {
-    posix_spawn_file_actions_init(&actions);
-  }
-  ~SpawnActions() {
-    posix_spawn_file_actions_destroy(&actions);
-  }
+  SpawnActions() { posix_spawn_file_actions_init(&actions); }
+  ~SpawnActions() { posix_spawn_file_actions_destroy(&actions); }
   SpawnActions(const SpawnActions&) = delete;
   SpawnActions& operator=(const SpawnActions&) = delete;
   posix_spawn_file_actions_t actions;

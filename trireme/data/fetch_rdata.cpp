@@ -103,9 +103,7 @@ class BlockReader {
     return utf8;
   }
 
-  uint32_t word(const char* what) {
-    return big_endian(take(4, what));
-  }
+  uint32_t word(const char* what) { return big_endian(take(4, what)); }
 
   std::string_view take(size_t count, const char* what) {
     if (count > bytes_.size() - at_) {

@@ -25,9 +25,7 @@ class FromTorch : public Dataset {
   /// Errors: InputError for a dataset without a size.
   explicit FromTorch(TorchDataset dataset) : dataset_(std::move(dataset)), size_(size_of(dataset_)) {}
 
-  int64_t size() const override {
-    return size_;
-  }
+  int64_t size() const override { return size_; }
   Batch get(std::span<const int64_t> indices) const override {
     std::vector<size_t> numbers(indices.begin(), indices.end());
     Batch batch;
@@ -38,9 +36,7 @@ class FromTorch : public Dataset {
     batch.samples = static_cast<int64_t>(indices.size());
     return batch;
   }
-  std::string describe() const override {
-    return concat("torch::data: ", size_, " samples");
-  }
+  std::string describe() const override { return concat("torch::data: ", size_, " samples"); }
 
  private:
   static int64_t size_of(TorchDataset& dataset) {

@@ -17,17 +17,11 @@ class Inflater {
       throw Error("data", "zlib could not be started: out of memory");
     }
   }
-  ~Inflater() {
-    inflateEnd(&stream_);
-  }
+  ~Inflater() { inflateEnd(&stream_); }
   Inflater(const Inflater&) = delete;
   Inflater& operator=(const Inflater&) = delete;
-  z_stream* operator->() {
-    return &stream_;
-  }
-  z_stream* get() {
-    return &stream_;
-  }
+  z_stream* operator->() { return &stream_; }
+  z_stream* get() { return &stream_; }
 
  private:
   z_stream stream_{};

@@ -28,19 +28,13 @@ class IdxImages : public Dataset {
   };
   explicit IdxImages(const Options& options);
 
-  int64_t size() const override {
-    return static_cast<int64_t>(labels_.size());
-  }
+  int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
   Batch get(std::span<const int64_t> indices) const override;
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;
 
-  int64_t height() const {
-    return height_;
-  }
-  int64_t width() const {
-    return width_;
-  }
+  int64_t height() const { return height_; }
+  int64_t width() const { return width_; }
   /// The largest label plus one.
   int64_t num_labels() const;
 

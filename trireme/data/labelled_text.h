@@ -30,19 +30,13 @@ class LabelledText : public Dataset {
   };
   LabelledText(const Options& options, const Tokenizer& tokenizer);
 
-  int64_t size() const override {
-    return static_cast<int64_t>(labels_.size());
-  }
-  Batch get(std::span<const int64_t> indices) const override {
-    return get_part(indices, Part::all);
-  }
+  int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
+  Batch get(std::span<const int64_t> indices) const override { return get_part(indices, Part::all); }
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;
 
   /// Empty if labels are numbers.
-  const std::vector<std::string>& names() const {
-    return names_;
-  }
+  const std::vector<std::string>& names() const { return names_; }
 
  private:
   std::string source_;

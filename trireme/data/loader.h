@@ -57,24 +57,14 @@ class DataLoader : public EpochLoader {
   bool skip() override;
   void start_epoch(int64_t epoch) override;
   void check_epoch() const override;
-  std::string describe() const override {
-    return dataset_->describe();
-  }
+  std::string describe() const override { return dataset_->describe(); }
 
   int64_t batches_per_epoch() const;
   int64_t batches_left() const;
-  int64_t epoch() const override {
-    return sampler_.epoch();
-  }
-  int64_t micro_batch_size() const {
-    return micro_batch_size_;
-  }
-  const Dataset& dataset() const {
-    return *dataset_;
-  }
-  const DistributedSampler& sampler() const {
-    return sampler_;
-  }
+  int64_t epoch() const override { return sampler_.epoch(); }
+  int64_t micro_batch_size() const { return micro_batch_size_; }
+  const Dataset& dataset() const { return *dataset_; }
+  const DistributedSampler& sampler() const { return sampler_; }
 
   nlohmann::json state() const override;
   void load_state(const nlohmann::json& state) override;
@@ -102,12 +92,8 @@ class RepeatingLoader : public Stateful {
   Batch next();
   /// Skips one micro-batch, as EpochLoader::skip() does.
   void skip();
-  int64_t epoch() const {
-    return loader_->epoch();
-  }
-  std::string describe() const {
-    return loader_->describe();
-  }
+  int64_t epoch() const { return loader_->epoch(); }
+  std::string describe() const { return loader_->describe(); }
 
   nlohmann::json state() const override;
   void load_state(const nlohmann::json& state) override;

@@ -19,24 +19,14 @@ class MappedTokens {
   MappedTokens(const MappedTokens&) = delete;
   MappedTokens& operator=(const MappedTokens&) = delete;
 
-  const std::filesystem::path& path() const {
-    return path_;
-  }
-  int64_t first_token() const {
-    return first_token_;
-  }
-  int64_t num_tokens() const {
-    return static_cast<int64_t>(bytes_) / token_bytes_;
-  }
+  const std::filesystem::path& path() const { return path_; }
+  int64_t first_token() const { return first_token_; }
+  int64_t num_tokens() const { return static_cast<int64_t>(bytes_) / token_bytes_; }
   void read(int64_t start, std::span<int64_t> out) const;
 
   /// Tokens per block of largest_in(); the last block has the remainder.
-  int64_t tokens_per_block() const {
-    return kBlockBytes / token_bytes_;
-  }
-  int64_t num_blocks() const {
-    return (static_cast<int64_t>(bytes_) + kBlockBytes - 1) / kBlockBytes;
-  }
+  int64_t tokens_per_block() const { return kBlockBytes / token_bytes_; }
+  int64_t num_blocks() const { return (static_cast<int64_t>(bytes_) + kBlockBytes - 1) / kBlockBytes; }
   /// The largest token of a block. Reads the block once per process, unless the file changes; prefetches block `next`
   /// (past the end: none).
   int64_t largest_in(int64_t block, int64_t next) const;

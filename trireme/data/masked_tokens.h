@@ -36,12 +36,8 @@ class MaskedTokens : public Dataset {
   /// Errors: InputError for a fraction outside (0, 1), and for a mask_token or vocabulary below 0 or 1.
   MaskedTokens(std::shared_ptr<const Dataset> tokens, const MaskedTokensOptions& options);
 
-  int64_t size() const override {
-    return tokens_->size();
-  }
-  Batch get(std::span<const int64_t> indices) const override {
-    return get_part(indices, Part::all);
-  }
+  int64_t size() const override { return tokens_->size(); }
+  Batch get(std::span<const int64_t> indices) const override { return get_part(indices, Part::all); }
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;
 

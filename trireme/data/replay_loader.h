@@ -35,13 +35,9 @@ class ReplayLoader : public EpochLoader {
   /// Reads a batch and drops it.
   bool skip() override;
   void start_epoch(int64_t epoch) override;
-  int64_t epoch() const override {
-    return epoch_;
-  }
+  int64_t epoch() const override { return epoch_; }
   void check_epoch() const override {}
-  std::string describe() const override {
-    return describe_;
-  }
+  std::string describe() const override { return describe_; }
 
   nlohmann::json state() const override;
   void load_state(const nlohmann::json& state) override;

@@ -57,23 +57,13 @@ class DistributedSampler : public Stateful {
   int64_t micro_batches_per_epoch(int64_t per_rank) const;
   int64_t micro_batches_left(int64_t per_rank) const;
 
-  int64_t epoch() const {
-    return epoch_;
-  }
+  int64_t epoch() const { return epoch_; }
   /// Global samples consumed in this epoch; never counts padding.
-  int64_t position() const {
-    return position_;
-  }
-  int64_t size() const {
-    return size_;
-  }
+  int64_t position() const { return position_; }
+  int64_t size() const { return size_; }
   /// Samples of this epoch: size(), or the length of the custom order.
-  int64_t length() const {
-    return options_.order ? std::ssize(*order_) : size_;
-  }
-  const SamplerOptions& options() const {
-    return options_;
-  }
+  int64_t length() const { return options_.order ? std::ssize(*order_) : size_; }
+  const SamplerOptions& options() const { return options_; }
 
   nlohmann::json state() const override;
   /// Continues at another sampler's position, saved on any number of ranks. Errors: InputError if the size, the seed,

@@ -19,9 +19,7 @@ class TextDataset : public Dataset {
   /// `source` names the text in messages.
   TextDataset(std::string_view text, const Tokenizer& tokenizer, int64_t sequence_length, std::string source);
 
-  int64_t size() const override {
-    return size_;
-  }
+  int64_t size() const override { return size_; }
   Batch get(std::span<const int64_t> indices) const override;
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;

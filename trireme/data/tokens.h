@@ -34,15 +34,11 @@ class TokensDataset : public Dataset {
                 int64_t token_bytes = 0);
   ~TokensDataset() override;
 
-  int64_t size() const override {
-    return size_;
-  }
+  int64_t size() const override { return size_; }
   Batch get(std::span<const int64_t> indices) const override;
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;
-  int64_t num_tokens() const {
-    return num_tokens_;
-  }
+  int64_t num_tokens() const { return num_tokens_; }
   /// Compares this share of the tokens with the vocabulary, if there is one. Errors: InputError naming the first token
   /// of the share outside of it. Cost: one read of the share, except what this process has already read of an unchanged
   /// file. Leaves no pages in its memory.

@@ -123,9 +123,7 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
     place_->begun = false;
   }
 
-  DistributedSampler& sampler() {
-    return place_->sampler;
-  }
+  DistributedSampler& sampler() { return place_->sampler; }
 
  private:
   // The position that all copies share.

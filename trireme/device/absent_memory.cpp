@@ -12,9 +12,7 @@ namespace {
 void allow(c10::StorageImpl& storage);
 template <bool c10::StorageImpl::* refuses>
 struct Reading {
-  friend void allow(c10::StorageImpl& storage) {
-    storage.*refuses = false;
-  }
+  friend void allow(c10::StorageImpl& storage) { storage.*refuses = false; }
 };
 template struct Reading<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 #else

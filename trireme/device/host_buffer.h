@@ -41,13 +41,9 @@ class HostBuffer {
   bool is_held() const;
 
   /// Records that a device uses it until `event`, which comes after the events given before.
-  void used_until(std::shared_ptr<const Event> event) {
-    used_until_ = std::move(event);
-  }
+  void used_until(std::shared_ptr<const Event> event) { used_until_ = std::move(event); }
   /// True once the device has passed that event.
-  bool is_idle() const {
-    return !used_until_ || used_until_->done();
-  }
+  bool is_idle() const { return !used_until_ || used_until_->done(); }
   /// Blocks until the device has passed it.
   void wait_until_idle();
 
@@ -63,9 +59,7 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   /// `count` is called with the bytes of each buffer that is allocated, and with their negative when it is freed.
   explicit HostPool(at::DeviceType pinned_for, std::function<void(int64_t bytes)> count = nullptr)
       : pinned_for_(pinned_for), count_(std::move(count)) {}
-  ~HostPool() {
-    take_surplus(0);
-  }
+  ~HostPool() { take_surplus(0); }
 
   /// At least `bytes`. It is returned with the last copy of the pointer.
   std::shared_ptr<HostBuffer> take(int64_t bytes);

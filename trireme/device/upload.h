@@ -18,9 +18,7 @@ class Uploader {
  public:
   explicit Uploader(at::Device device = at::kCPU);
 
-  at::Device device() const {
-    return device_;
-  }
+  at::Device device() const { return device_; }
   /// The tensor on the device; returned unchanged if it is there.
   at::Tensor upload(const at::Tensor& tensor);
   std::vector<at::Tensor> upload(std::vector<at::Tensor> tensors);

@@ -25,9 +25,7 @@ class Arrivals {
   void step(int64_t number, const monitor::StepShare& share, bool may_travel = true);
 
   /// Result of the last comparison; its rank is a rank of the world.
-  const std::optional<monitor::Straggler>& straggler() const {
-    return straggler_;
-  }
+  const std::optional<monitor::Straggler>& straggler() const { return straggler_; }
 
  private:
   void exchange();

@@ -31,12 +31,8 @@ at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
 // Lets gradients reach the parameters during its lifetime.
 class OwnBackward {
  public:
-  explicit OwnBackward(parallel::Reducer& reducer) : reducer_(reducer) {
-    reducer_.set_accepting(true);
-  }
-  ~OwnBackward() {
-    reducer_.set_accepting(false);
-  }
+  explicit OwnBackward(parallel::Reducer& reducer) : reducer_(reducer) { reducer_.set_accepting(true); }
+  ~OwnBackward() { reducer_.set_accepting(false); }
   OwnBackward(const OwnBackward&) = delete;
   OwnBackward& operator=(const OwnBackward&) = delete;
 

@@ -35,12 +35,8 @@ class Engine::Impl {
     double samples = 0;
   };
 
-  bool at_boundary() const {
-    return state.at_boundary(parts.settings.batch.accumulation);
-  }
-  bool in_the_middle_of_a_step() const {
-    return state.micro_steps % parts.settings.batch.accumulation != 0;
-  }
+  bool at_boundary() const { return state.at_boundary(parts.settings.batch.accumulation); }
+  bool in_the_middle_of_a_step() const { return state.micro_steps % parts.settings.batch.accumulation != 0; }
   /// Loads the next micro-batch as part of the step.
   data::Batch load(const std::function<data::Batch()>& next);
   at::Tensor forward(const data::Batch& micro_batch);
@@ -70,12 +66,8 @@ class Engine::Impl {
   /// Counts the steps up to `step` that others have made, and skips their samples.
   void skip_to(int64_t step);
   /// Marks the parameters as being of different steps until whole_again(); only a checkpoint repairs that.
-  void torn_by(const std::string& reason) {
-    torn_ = reason;
-  }
-  void whole_again() {
-    torn_.clear();
-  }
+  void torn_by(const std::string& reason) { torn_ = reason; }
+  void whole_again() { torn_.clear(); }
   /// Errors: Error after a step that ended the ranks' groups.
   void check_usable() const;
   /// Errors as check_usable(), and if some parameters are a step ahead of others, permanently or until step().

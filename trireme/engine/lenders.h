@@ -16,9 +16,7 @@ class StateLender final : public checkpoint::Lender {
         buffer_, bucket_, [&](size_t number, const at::Tensor& values) { take(static_cast<int64_t>(number), values); },
         false);
   }
-  void expect() override {
-    optimizer_.prefetch_states(buffer_, bucket_);
-  }
+  void expect() override { optimizer_.prefetch_states(buffer_, bucket_); }
   std::optional<bucket::Extent> extent(int64_t i) override {
     return optimizer_.state_extent(buffer_, bucket_, static_cast<size_t>(i));
   }
@@ -39,9 +37,7 @@ class ShardLender final : public checkpoint::Lender {
     parameters_.visit_sharded(
         bucket_, [&](size_t number, const at::Tensor& values) { take(static_cast<int64_t>(number), values); }, false);
   }
-  void expect() override {
-    parameters_.prefetch_data(bucket_);
-  }
+  void expect() override { parameters_.prefetch_data(bucket_); }
   std::optional<bucket::Extent> extent(int64_t i) override {
     std::optional<bucket::Extent> extent = parameters_.sharded_extent(bucket_);
     if (extent) {

@@ -26,18 +26,14 @@ class OptimizerStep {
   /// 0), and whether the process was asked to stop. Backward hides the message. Call it once per step. On a GPU the
   /// loss is read after the launch of the optimizer's kernels, unless buckets are stepped in backward.
   void send_loss(const at::Tensor& sum);
-  bool loss_was_sent() const {
-    return sent_;
-  }
+  bool loss_was_sent() const { return sent_; }
   /// For Reducer::on_bucket_final. Sends the bucket's gradients to the host if they are stepped there. Steps the bucket
   /// during backward if Parts::may_step_in_backward.
   void bucket_final(int64_t buffer, int64_t bucket);
   /// Applies a delayed update to the parameters, if there is one. Collective.
   void finish_delayed();
   /// Whether buckets of this step have been stepped.
-  bool has_begun() const {
-    return begun_;
-  }
+  bool has_begun() const { return begun_; }
   /// Takes or skips the step. Call it after send_loss(). On a GPU, loss, norm and clip factor are computed there, and
   /// the kernels read from the factor whether to step; the host waits once for loss and norm, while they run. Errors:
   /// InputError if ranks have different learning rates; Error after too many skipped steps.
@@ -50,22 +46,12 @@ class OptimizerStep {
     skipped_.start_over();
   }
 
-  void want_norm(bool on) {
-    norm_wanted_ = on;
-  }
+  void want_norm(bool on) { norm_wanted_ = on; }
   // Results of the last step.
-  double mean_loss() const {
-    return agreed_.loss;
-  }
-  bool stop_agreed() const {
-    return agreed_.stop;
-  }
-  double lr() const {
-    return lr_;
-  }
-  const std::optional<double>& grad_norm() const {
-    return grad_norm_;
-  }
+  double mean_loss() const { return agreed_.loss; }
+  bool stop_agreed() const { return agreed_.stop; }
+  double lr() const { return lr_; }
+  const std::optional<double>& grad_norm() const { return grad_norm_; }
 
  private:
   // The sums that ranks exchange on their hosts when the gradients are complete.
@@ -74,9 +60,7 @@ class OptimizerStep {
     at::Tensor sums; // squared norm, ranks that lack a gradient, lowered loss scales
     comm::Work message;
 
-    UnusedParameters::Flags left_out() const {
-      return unused.everywhere(sums[1].item<double>());
-    }
+    UnusedParameters::Flags left_out() const { return unused.everywhere(sums[1].item<double>()); }
   };
 
   void send_to_ranks(double loss);

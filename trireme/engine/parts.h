@@ -141,33 +141,23 @@ struct Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  at::Device device() const {
-    return ranks.uploader->device();
-  }
+  at::Device device() const { return ranks.uploader->device(); }
   bool parameters_are_sharded() const {
     return !buffers.trained.empty() && buffers.trained.front()->parameters_are_sharded();
   }
   /// Whether the executor runs the step. A single stage with sharded parameters does not need it.
-  bool runs_schedule() const {
-    return model.executor && (ranks.pipe.size() > 1 || !parameters_are_sharded());
-  }
+  bool runs_schedule() const { return model.executor && (ranks.pipe.size() > 1 || !parameters_are_sharded()); }
   bool looks_for_overflow() const {
     return settings.precision.scales_loss() ||
            (settings.precision.compute == precision::Type::bf16 && settings.precision.check_grad_overflow);
   }
   /// Whether all ranks of the data axis step (or skip) as one. Otherwise each replica decides separately.
-  bool steps_together() const {
-    return agreement.sync->step_group().size() == ranks.group.size();
-  }
+  bool steps_together() const { return agreement.sync->step_group().size() == ranks.group.size(); }
   /// All ranks that step, or skip the step, as one.
-  const comm::Group& step_ranks() const {
-    return steps_together() ? ranks.everyone : ranks.model_ranks;
-  }
+  const comm::Group& step_ranks() const { return steps_together() ? ranks.everyone : ranks.model_ranks; }
   /// Whether this rank reports the loss to the other ranks of its replica. The last stage computes it, on all tensor
   /// ranks.
-  bool tells_loss() const {
-    return ranks.pipe.rank() == ranks.pipe.size() - 1 && ranks.tensor.rank() == 0;
-  }
+  bool tells_loss() const { return ranks.pipe.rank() == ranks.pipe.size() - 1 && ranks.tensor.rank() == 0; }
   /// Which part of a whole parameter this rank has, as the model's layers define it.
   bucket::Placement placement_of(const at::Tensor& parameter) const;
   /// Seconds of communication so far that nothing has hidden.

@@ -15,9 +15,7 @@ struct StepSeconds {
   double bf16 = 0;
 
   /// bf16 must be at least 5 % faster to be worth the lower precision, whatever the noise.
-  bool bf16_is_faster() const {
-    return bf16 < 0.95 * fp32;
-  }
+  bool bf16_is_faster() const { return bf16 < 0.95 * fp32; }
 };
 
 /// Measures both types in turn on `device` (on the CPU with this process's threads), and takes the best time of each.

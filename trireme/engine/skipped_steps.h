@@ -24,9 +24,7 @@ class SkippedSteps {
     watch_.reset();
   }
   /// A checkpoint was loaded.
-  void start_over() {
-    in_a_row_ = 0;
-  }
+  void start_over() { in_a_row_ = 0; }
 
  private:
   int64_t in_a_row_ = 0;

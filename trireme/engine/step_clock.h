@@ -35,35 +35,19 @@ class StepClock {
   }
 
   /// Each runs during the lifetime of the result.
-  Stopwatch data() {
-    return Stopwatch(loading_);
-  }
-  Stopwatch forward() {
-    return on_device_ ? Stopwatch(on_device_->forward) : on_host(running_.forward);
-  }
-  Stopwatch backward() {
-    return on_device_ ? Stopwatch(on_device_->backward) : on_host(running_.backward);
-  }
-  Stopwatch optimizer() {
-    return on_device_ ? Stopwatch(on_device_->optimizer) : on_host(running_.optimizer);
-  }
+  Stopwatch data() { return Stopwatch(loading_); }
+  Stopwatch forward() { return on_device_ ? Stopwatch(on_device_->forward) : on_host(running_.forward); }
+  Stopwatch backward() { return on_device_ ? Stopwatch(on_device_->backward) : on_host(running_.backward); }
+  Stopwatch optimizer() { return on_device_ ? Stopwatch(on_device_->optimizer) : on_host(running_.optimizer); }
   /// Waiting for the other ranks' losses and norms.
-  Stopwatch agreement() {
-    return Stopwatch(agreement_);
-  }
+  Stopwatch agreement() { return Stopwatch(agreement_); }
   /// Sets the times that a pipeline's schedule has measured.
-  void set_compute(double forward, double backward) {
-    schedule_ = {forward, backward};
-  }
+  void set_compute(double forward, double backward) { schedule_ = {forward, backward}; }
 
   /// Times of the last step that ended.
-  const StepTimes& times() const {
-    return times_;
-  }
+  const StepTimes& times() const { return times_; }
   /// How often the host waited for the GPU in the last step that ended.
-  int64_t host_syncs() const {
-    return host_syncs_;
-  }
+  int64_t host_syncs() const { return host_syncs_; }
 
  private:
   struct OnDevice {
@@ -72,9 +56,7 @@ class StepClock {
     device::PhaseTimer backward;
     device::PhaseTimer optimizer;
   };
-  double waiting() const {
-    return exposed_() + agreement_;
-  }
+  double waiting() const { return exposed_() + agreement_; }
   Stopwatch on_host(double& sum) {
     return Stopwatch(sum, [this] { return waiting(); });
   }

@@ -28,31 +28,19 @@ class StepScale {
   /// different scales.
   bool agree(double sum, int ranks, int64_t micro_batches);
   /// The same for stages: only the last one knows the type of the loss.
-  void limit(double largest) {
-    scaler_.limit(largest);
-  }
+  void limit(double largest) { scaler_.limit(largest); }
 
   /// Ends a step. `overflow` must be the same on every rank.
   precision::LossScaler::Update update(bool overflow);
   /// Drops the state of a step that ended or was dropped.
-  void start_over() {
-    was_used_ = lowered_between_ = false;
-  }
+  void start_over() { was_used_ = lowered_between_ = false; }
 
-  const precision::LossScaler& scaler() const {
-    return scaler_;
-  }
+  const precision::LossScaler& scaler() const { return scaler_; }
   /// The scale of the last finished step.
-  double used() const {
-    return used_;
-  }
+  double used() const { return used_; }
   /// Errors: InputError as LossScaler::load_state(). Ranks may have different scales until agree_on_loaded().
-  void load_state(const nlohmann::json& state) {
-    scaler_.load_state(state);
-  }
-  void agree_on_loaded() {
-    agreed_ = scaler_.scale();
-  }
+  void load_state(const nlohmann::json& state) { scaler_.load_state(state); }
+  void agree_on_loaded() { agreed_ = scaler_.scale(); }
 
  private:
   precision::LossScaler scaler_;

@@ -18,9 +18,7 @@ struct StepState {
   nlohmann::json chosen_ways; // the choice of "auto" for activations; null: none yet
 
   /// Whether the next micro-batch is the last of its step.
-  bool at_boundary(int64_t accumulation) const {
-    return (micro_steps + 1) % accumulation == 0;
-  }
+  bool at_boundary(int64_t accumulation) const { return (micro_steps + 1) % accumulation == 0; }
 };
 
 } // namespace trireme::engine

@@ -18,9 +18,7 @@ class Stopwatch {
         other_start_(other()),
         start_(std::chrono::steady_clock::now()) {}
   /// Adds an interval to the GPU's timer.
-  explicit Stopwatch(device::PhaseTimer& on_device) : on_device_(&on_device) {
-    on_device.begin();
-  }
+  explicit Stopwatch(device::PhaseTimer& on_device) : on_device_(&on_device) { on_device.begin(); }
   ~Stopwatch() {
     if (on_device_ != nullptr) {
       on_device_->end();
@@ -33,9 +31,7 @@ class Stopwatch {
   Stopwatch& operator=(const Stopwatch&) = delete;
 
  private:
-  double other() const {
-    return other_clock_ ? other_clock_() : 0;
-  }
+  double other() const { return other_clock_ ? other_clock_() : 0; }
 
   double* sum_ = nullptr;
   device::PhaseTimer* on_device_ = nullptr;

@@ -85,9 +85,7 @@ class TrainingState {
   std::string whole_name(const std::string& parameter, const bucket::TensorInfo& tensor) const {
     return tensor.placement.whole_name(saved_name(parameter));
   }
-  std::string whole_name(const bucket::TensorInfo& tensor) const {
-    return whole_name(tensor.name, tensor);
-  }
+  std::string whole_name(const bucket::TensorInfo& tensor) const { return whole_name(tensor.name, tensor); }
   bucket::TensorInfo info_of(const at::Tensor& tensor) const;
 
   Engine::Impl& engine_;

@@ -17,9 +17,7 @@ class UnusedParameters {
   /// then stepped without knowing about other ranks.
   explicit UnusedParameters(const Parts& parts);
 
-  bool lacks_some() const {
-    return lacks_some_;
-  }
+  bool lacks_some() const { return lacks_some_; }
   /// Whether this rank needs the count. Reduce groups differ in what they lack.
   bool asks() const {
     return !parts_.stepper.may_step_in_backward && (lacks_some_ || parts_.agreement.several_reduce_groups);

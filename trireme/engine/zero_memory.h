@@ -29,14 +29,10 @@ struct ZeroMemory {
     int64_t state_bytes = 0; ///< of the optimizer
     int64_t master_bytes = 0;
     int64_t buffer_bytes = 0; ///< buckets and units in memory temporarily, and buffers of files
-    int64_t rank_bytes() const {
-      return parameter_bytes + gradient_bytes + state_bytes + master_bytes + buffer_bytes;
-    }
+    int64_t rank_bytes() const { return parameter_bytes + gradient_bytes + state_bytes + master_bytes + buffer_bytes; }
     /// Bytes of a rank while its parameters move into flat buffers: below stage 3 there are two copies then.
     int64_t start_bytes = 0;
-    int64_t peak_bytes() const {
-      return std::max(rank_bytes(), start_bytes);
-    }
+    int64_t peak_bytes() const { return std::max(rank_bytes(), start_bytes); }
     /// Peak bytes in host memory, summed over the ranks of a host. On GPUs: what is offloaded, and the model while it
     /// is built; on the CPU everything.
     int64_t host_bytes = 0;

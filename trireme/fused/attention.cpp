@@ -18,9 +18,7 @@ using torch::autograd::variable_list;
 /// A scratch buffer per thread, kept between calls: new pages would cost up to a tenth of the attention.
 float* workspace(int64_t floats) {
   struct Free {
-    void operator()(void* p) const {
-      std::free(p);
-    }
+    void operator()(void* p) const { std::free(p); }
   };
   static thread_local std::unique_ptr<float, Free> area;
   static thread_local int64_t size = 0;

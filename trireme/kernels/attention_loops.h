@@ -21,25 +21,19 @@ struct KeyPiece {
   bool causal;
   int64_t window;
 
-  int64_t first_query() const {
-    return causal ? first : 0;
-  }
+  int64_t first_query() const { return causal ? first : 0; }
   int64_t end_of_queries(int64_t queries) const {
     return window > 0 && first + count + window - 1 < queries ? first + count + window - 1 : queries;
   }
   /// Number of the piece's keys that the queries before `end` see, where `end` is after first_query().
-  int64_t seen_before(int64_t end) const {
-    return causal && end - first < count ? end - first : count;
-  }
+  int64_t seen_before(int64_t end) const { return causal && end - first < count ? end - first : count; }
   /// Number of the piece's first keys that are older than the query's window.
   int64_t unseen_by(int64_t query) const {
     const int64_t old = window > 0 ? query - window + 1 - first : 0;
     return old < 0 ? 0 : old < count ? old : count;
   }
   /// The panel from which on the queries from `query` on see keys.
-  int64_t first_panel(int64_t query) const {
-    return unseen_by(query) / kPanel * kPanel;
-  }
+  int64_t first_panel(int64_t query) const { return unseen_by(query) / kPanel * kPanel; }
 };
 
 /// Without a given delta, backward computes it from a query's full row of scores, so all keys are one piece.

@@ -167,9 +167,7 @@ template <bool kSigned>
 struct WideCodes {
   static constexpr int kCount = 1;
 
-  void decode(const uint8_t* from, float scale, float* to) const {
-    *to = decode_code(kCodeMap<kSigned>, *from, scale);
-  }
+  void decode(const uint8_t* from, float scale, float* to) const { *to = decode_code(kCodeMap<kSigned>, *from, scale); }
   template <bool kStochastic>
   void encode(const float* from, float inverse, uint32_t seed, uint8_t* to) const {
     *to = encode_code(kCodeMap<kSigned>, *from, inverse, kStochastic ? dither(*from, seed) : 0.0F);
@@ -184,9 +182,7 @@ struct Largest {
     const uint32_t magnitude = bits_of(*from) & 0x7fffffffU;
     bits = magnitude > bits ? magnitude : bits;
   }
-  uint32_t get() const {
-    return bits;
-  }
+  uint32_t get() const { return bits; }
 };
 
 #endif

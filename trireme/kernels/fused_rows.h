@@ -18,9 +18,7 @@ struct Whole {
   void store(const Wide& x, T* p) const {
     x.store(p);
   }
-  Wide keep(const Wide& x, float) const {
-    return x;
-  }
+  Wide keep(const Wide& x, float) const { return x; }
 };
 
 struct Rest {
@@ -80,9 +78,7 @@ struct TanhGelu {
   static Wide exponential(const Wide& x, const Wide& square) {
     return exp(x * fma(square, Wide::all(kCube), Wide::all(kScale)));
   }
-  static Wide value(const Wide& x) {
-    return x / (Wide::all(1) + exponential(x, x * x));
-  }
+  static Wide value(const Wide& x) { return x / (Wide::all(1) + exponential(x, x * x)); }
   static Wide derivative(const Wide& x) {
     const Wide square = x * x;
     const Wide e = exponential(x, square);
@@ -100,12 +96,8 @@ struct ErfGelu {
     const Wide tail = density * scaled_erfc(z) * Wide::all(0.5f);
     return if_negative(x, tail, Wide::all(1) - tail);
   }
-  static Wide density(const Wide& x) {
-    return exp(x * x * Wide::all(-0.5f));
-  }
-  static Wide value(const Wide& x) {
-    return x * distribution(x, density(x));
-  }
+  static Wide density(const Wide& x) { return exp(x * x * Wide::all(-0.5f)); }
+  static Wide value(const Wide& x) { return x * distribution(x, density(x)); }
   static Wide derivative(const Wide& x) {
     const Wide d = density(x);
     return fma(x * Wide::all(0.398942280f), d, distribution(x, d));

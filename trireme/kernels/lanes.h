@@ -17,27 +17,13 @@ struct ScalarLanes {
   static constexpr int kCount = 1;
   float x;
 
-  static ScalarLanes load(const float* p) {
-    return {*p};
-  }
-  static ScalarLanes all(float value) {
-    return {value};
-  }
-  void store(float* p) const {
-    *p = x;
-  }
-  friend ScalarLanes operator+(ScalarLanes a, ScalarLanes b) {
-    return {a.x + b.x};
-  }
-  friend ScalarLanes operator*(ScalarLanes a, ScalarLanes b) {
-    return {a.x * b.x};
-  }
-  friend ScalarLanes operator-(ScalarLanes a, ScalarLanes b) {
-    return {a.x - b.x};
-  }
-  friend ScalarLanes operator/(ScalarLanes a, ScalarLanes b) {
-    return {a.x / b.x};
-  }
+  static ScalarLanes load(const float* p) { return {*p}; }
+  static ScalarLanes all(float value) { return {value}; }
+  void store(float* p) const { *p = x; }
+  friend ScalarLanes operator+(ScalarLanes a, ScalarLanes b) { return {a.x + b.x}; }
+  friend ScalarLanes operator*(ScalarLanes a, ScalarLanes b) { return {a.x * b.x}; }
+  friend ScalarLanes operator-(ScalarLanes a, ScalarLanes b) { return {a.x - b.x}; }
+  friend ScalarLanes operator/(ScalarLanes a, ScalarLanes b) { return {a.x / b.x}; }
 };
 
 /// a * b + c, rounded once.
@@ -65,27 +51,13 @@ struct Lanes {
   static constexpr int kCount = 16;
   __m512 x;
 
-  static Lanes load(const float* p) {
-    return {_mm512_loadu_ps(p)};
-  }
-  static Lanes all(float value) {
-    return {_mm512_set1_ps(value)};
-  }
-  void store(float* p) const {
-    _mm512_storeu_ps(p, x);
-  }
-  friend Lanes operator+(Lanes a, Lanes b) {
-    return {_mm512_add_ps(a.x, b.x)};
-  }
-  friend Lanes operator*(Lanes a, Lanes b) {
-    return {_mm512_mul_ps(a.x, b.x)};
-  }
-  friend Lanes operator-(Lanes a, Lanes b) {
-    return {_mm512_sub_ps(a.x, b.x)};
-  }
-  friend Lanes operator/(Lanes a, Lanes b) {
-    return {_mm512_div_ps(a.x, b.x)};
-  }
+  static Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static Lanes all(float value) { return {_mm512_set1_ps(value)}; }
+  void store(float* p) const { _mm512_storeu_ps(p, x); }
+  friend Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.x, b.x)}; }
+  friend Lanes operator*(Lanes a, Lanes b) { return {_mm512_mul_ps(a.x, b.x)}; }
+  friend Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.x, b.x)}; }
+  friend Lanes operator/(Lanes a, Lanes b) { return {_mm512_div_ps(a.x, b.x)}; }
 };
 
 inline Lanes fma(Lanes a, Lanes b, Lanes c) {
@@ -112,9 +84,7 @@ struct SquareSum {
     const __m512d x = _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(p));
     sum = _mm512_fmadd_pd(x, x, sum);
   }
-  void store(double* p) const {
-    _mm512_storeu_pd(p, sum);
-  }
+  void store(double* p) const { _mm512_storeu_pd(p, sum); }
 };
 
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -123,27 +93,13 @@ struct Lanes {
   static constexpr int kCount = 8;
   __m256 x;
 
-  static Lanes load(const float* p) {
-    return {_mm256_loadu_ps(p)};
-  }
-  static Lanes all(float value) {
-    return {_mm256_set1_ps(value)};
-  }
-  void store(float* p) const {
-    _mm256_storeu_ps(p, x);
-  }
-  friend Lanes operator+(Lanes a, Lanes b) {
-    return {_mm256_add_ps(a.x, b.x)};
-  }
-  friend Lanes operator*(Lanes a, Lanes b) {
-    return {_mm256_mul_ps(a.x, b.x)};
-  }
-  friend Lanes operator-(Lanes a, Lanes b) {
-    return {_mm256_sub_ps(a.x, b.x)};
-  }
-  friend Lanes operator/(Lanes a, Lanes b) {
-    return {_mm256_div_ps(a.x, b.x)};
-  }
+  static Lanes load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Lanes all(float value) { return {_mm256_set1_ps(value)}; }
+  void store(float* p) const { _mm256_storeu_ps(p, x); }
+  friend Lanes operator+(Lanes a, Lanes b) { return {_mm256_add_ps(a.x, b.x)}; }
+  friend Lanes operator*(Lanes a, Lanes b) { return {_mm256_mul_ps(a.x, b.x)}; }
+  friend Lanes operator-(Lanes a, Lanes b) { return {_mm256_sub_ps(a.x, b.x)}; }
+  friend Lanes operator/(Lanes a, Lanes b) { return {_mm256_div_ps(a.x, b.x)}; }
 };
 
 inline Lanes fma(Lanes a, Lanes b, Lanes c) {
@@ -168,9 +124,7 @@ struct SquareSum {
     const __m256d x = _mm256_cvtps_pd(_mm_loadu_ps(p));
     sum = _mm256_fmadd_pd(x, x, sum);
   }
-  void store(double* p) const {
-    _mm256_storeu_pd(p, sum);
-  }
+  void store(double* p) const { _mm256_storeu_pd(p, sum); }
 };
 
 #else
@@ -186,9 +140,7 @@ struct SquareSum {
     const double x = *p;
     sum += x * x;
   }
-  void store(double* p) const {
-    *p = sum;
-  }
+  void store(double* p) const { *p = sum; }
 };
 
 #endif

@@ -13,25 +13,15 @@ namespace {
 
 struct F32 {
   using Raw = float;
-  static float load1(const Raw* p) {
-    return *p;
-  }
-  static void store1(Raw* p, float x) {
-    *p = x;
-  }
-  static Lanes load(const Raw* p) {
-    return Lanes::load(p);
-  }
-  static void store(Raw* p, Lanes x) {
-    x.store(p);
-  }
+  static float load1(const Raw* p) { return *p; }
+  static void store1(Raw* p, float x) { *p = x; }
+  static Lanes load(const Raw* p) { return Lanes::load(p); }
+  static void store(Raw* p, Lanes x) { x.store(p); }
 };
 
 struct Bf16 {
   using Raw = uint16_t;
-  static float load1(const Raw* p) {
-    return float_of(static_cast<uint32_t>(*p) << 16);
-  }
+  static float load1(const Raw* p) { return float_of(static_cast<uint32_t>(*p) << 16); }
   /// Rounds to nearest, ties to even; writes libtorch's NaN.
   static void store1(Raw* p, float x) {
     const uint32_t u = bits_of(x);

@@ -31,15 +31,9 @@ struct AdamMoments {
   TRIREME_DEVICE static const StateArray& state(const A& args, int i) {
     return i == 0 ? args.exp_avg : args.exp_avg_sq;
   }
-  TRIREME_DEVICE V gradient(V g, V p) const {
-    return fma(weight_decay, p, g);
-  }
-  TRIREME_DEVICE V first(V& g, V m) const {
-    return fma(one_minus_beta1, g - m, m);
-  }
-  TRIREME_DEVICE V second(V g, V, V v) const {
-    return fma(one_minus_beta2 * g, g, beta2 * v);
-  }
+  TRIREME_DEVICE V gradient(V g, V p) const { return fma(weight_decay, p, g); }
+  TRIREME_DEVICE V first(V& g, V m) const { return fma(one_minus_beta1, g - m, m); }
+  TRIREME_DEVICE V second(V g, V, V v) const { return fma(one_minus_beta2 * g, g, beta2 * v); }
 
   V weight_decay, one_minus_beta1, beta2, one_minus_beta2;
 };
@@ -73,12 +67,8 @@ struct AdamHeld : AdamRule<V, false> {
   static constexpr bool kHolds = true;
   using AdamRule<V, false>::AdamRule;
 
-  TRIREME_DEVICE V first(V&, V m) const {
-    return m;
-  }
-  TRIREME_DEVICE V second(V, V, V v) const {
-    return v;
-  }
+  TRIREME_DEVICE V first(V&, V m) const { return m; }
+  TRIREME_DEVICE V second(V, V, V v) const { return v; }
 };
 
 /// LAMB's first phase: decay is part of the update, not of the gradient.
@@ -97,9 +87,7 @@ struct LambDirection {
         eps_in(V::all(args.eps_inside_root ? args.eps : 0)),
         eps_out(V::all(args.eps_inside_root ? 0 : args.eps)) {}
 
-  TRIREME_DEVICE V operator()(V p, V m, V v) const {
-    return fma(weight_decay, p, m / (sqrt(v + eps_in) + eps_out));
-  }
+  TRIREME_DEVICE V operator()(V p, V m, V v) const { return fma(weight_decay, p, m / (sqrt(v + eps_in) + eps_out)); }
 
   V weight_decay, eps_in, eps_out;
 };
@@ -121,15 +109,9 @@ struct SgdRule {
         one_minus_dampening(V::all(args.one_minus_dampening)),
         is_first(args.first) {}
 
-  TRIREME_DEVICE static const StateArray& state(const SgdArgs& args, int) {
-    return args.momentum_buffer;
-  }
-  TRIREME_DEVICE V gradient(V g, V p) const {
-    return fma(weight_decay, p, g);
-  }
-  TRIREME_DEVICE V first(V& g, V buffer) const {
-    return is_first ? g : fma(momentum, buffer, one_minus_dampening * g);
-  }
+  TRIREME_DEVICE static const StateArray& state(const SgdArgs& args, int) { return args.momentum_buffer; }
+  TRIREME_DEVICE V gradient(V g, V p) const { return fma(weight_decay, p, g); }
+  TRIREME_DEVICE V first(V& g, V buffer) const { return is_first ? g : fma(momentum, buffer, one_minus_dampening * g); }
   TRIREME_DEVICE V param(V p, V g, V buffer, V, V) const {
     if constexpr (kMomentum == Momentum::none) {
       return fnma(lr, g, p);
@@ -164,17 +146,13 @@ struct Lion {
         one_minus_beta1(V::all(args.one_minus_beta1)),
         one_minus_beta2(V::all(args.one_minus_beta2)) {}
 
-  TRIREME_DEVICE static const StateArray& state(const LionArgs& args, int) {
-    return args.exp_avg;
-  }
+  TRIREME_DEVICE static const StateArray& state(const LionArgs& args, int) { return args.exp_avg; }
   TRIREME_DEVICE V first(V& g, V m) const {
     const V change = g - m;
     g = sign(fma(one_minus_beta1, change, m));
     return fma(one_minus_beta2, change, m);
   }
-  TRIREME_DEVICE V param(V p, V direction, V, V, V) const {
-    return fnma(lr, direction, p * param_scale);
-  }
+  TRIREME_DEVICE V param(V p, V direction, V, V, V) const { return fnma(lr, direction, p * param_scale); }
 
   V param_scale, lr, one_minus_beta1, one_minus_beta2;
 };
@@ -190,18 +168,10 @@ struct Adagrad {
   explicit Adagrad(const AdagradArgs& args)
       : weight_decay(V::all(args.weight_decay)), lr(V::all(args.lr)), eps(V::all(args.eps)) {}
 
-  TRIREME_DEVICE static const StateArray& state(const AdagradArgs& args, int) {
-    return args.sum;
-  }
-  TRIREME_DEVICE V gradient(V g, V p) const {
-    return fma(weight_decay, p, g);
-  }
-  TRIREME_DEVICE V first(V& g, V sum) const {
-    return fma(g, g, sum);
-  }
-  TRIREME_DEVICE V param(V p, V g, V sum, V, V) const {
-    return fnma(lr, g / (sqrt(sum) + eps), p);
-  }
+  TRIREME_DEVICE static const StateArray& state(const AdagradArgs& args, int) { return args.sum; }
+  TRIREME_DEVICE V gradient(V g, V p) const { return fma(weight_decay, p, g); }
+  TRIREME_DEVICE V first(V& g, V sum) const { return fma(g, g, sum); }
+  TRIREME_DEVICE V param(V p, V g, V sum, V, V) const { return fnma(lr, g / (sqrt(sum) + eps), p); }
 
   V weight_decay, lr, eps;
 };
@@ -226,12 +196,8 @@ struct RmspropRule {
   TRIREME_DEVICE static const StateArray& state(const RmspropArgs& args, int i) {
     return i == 0 ? args.square_avg : i == 1 && kCentered ? args.grad_avg : args.momentum_buffer;
   }
-  TRIREME_DEVICE V gradient(V g, V p) const {
-    return fma(weight_decay, p, g);
-  }
-  TRIREME_DEVICE V first(V& g, V square) const {
-    return fma(one_minus_alpha * g, g, alpha * square);
-  }
+  TRIREME_DEVICE V gradient(V g, V p) const { return fma(weight_decay, p, g); }
+  TRIREME_DEVICE V first(V& g, V square) const { return fma(one_minus_alpha * g, g, alpha * square); }
   TRIREME_DEVICE V second(V g, V square, V old) const {
     if constexpr (kCentered) {
       return fma(one_minus_alpha, g - old, old);

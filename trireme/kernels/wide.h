@@ -135,9 +135,7 @@ struct Wide {
   static Wide all(float value) {
     return map([&](int) { return Lanes::all(value); });
   }
-  static Wide zero() {
-    return all(0);
-  }
+  static Wide zero() { return all(0); }
   static Wide load(const float* p) {
     return map([&](int i) { return Lanes::load(p + i * Lanes::kCount); });
   }

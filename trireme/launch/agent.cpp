@@ -77,9 +77,7 @@ class Agent : private PlaceEvents {
   }
 
  private:
-  void tell(const Message& event) {
-    events_.write(pack(event));
-  }
+  void tell(const Message& event) { events_.write(pack(event)); }
 
   void wait() {
     std::vector<pollfd> polled = {{signals_.fd(), POLLIN, 0}};
@@ -213,15 +211,9 @@ class Agent : private PlaceEvents {
   void output(int rank, int stream, std::string_view bytes) override {
     tell({{"is", "output"}, {"rank", rank}, {"stream", stream}, {"text", to_text(bytes)}});
   }
-  bool wants(int, int) const override {
-    return over_ || (!held_ && !events_.full());
-  }
-  void ended(int rank, const RankEnd& end) override {
-    tell(pack_end(rank, end));
-  }
-  void say(std::string_view words) override {
-    tell({{"is", "say"}, {"text", to_text(words)}});
-  }
+  bool wants(int, int) const override { return over_ || (!held_ && !events_.full()); }
+  void ended(int rank, const RankEnd& end) override { tell(pack_end(rank, end)); }
+  void say(std::string_view words) override { tell({{"is", "say"}, {"text", to_text(words)}}); }
 
   SignalWatch signals_;
   Descriptor orders_;

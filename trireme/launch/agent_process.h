@@ -23,9 +23,7 @@ class AgentProcess : public AgentConnection {
   AgentProcess(const std::vector<std::string>& command, const SignalWatch& signals);
   ~AgentProcess() override;
 
-  void send(const std::string& bytes) override {
-    orders_->write(bytes);
-  }
+  void send(const std::string& bytes) override { orders_->write(bytes); }
   void dismiss() override;
   void add_to(std::vector<pollfd>& polled) const override;
   void serve(const std::vector<pollfd>& polled, const Listener& listener) override;

@@ -78,21 +78,15 @@ class Attempt : private PlaceEvents {
   /// Runs the attempt to its end, by the functions below.
   Outcome run();
   /// Starts no rank earlier; hosts are connected in the meantime. Call it before run().
-  void start_not_before(Clock::time_point when) {
-    not_before_ = when;
-  }
+  void start_not_before(Clock::time_point when) { not_before_ = when; }
 
   /// True when its ranks can be started.
-  bool assembled() const {
-    return listening_ && members_.front().place.ports().has_value();
-  }
+  bool assembled() const { return listening_ && members_.front().place.ports().has_value(); }
   /// Starts a task, adding these variables.
   void release(const Variables& variables);
   /// Continues as far as possible without waiting.
   void advance();
-  bool over() const {
-    return phase_ == Phase::over;
-  }
+  bool over() const { return phase_ == Phase::over; }
   Outcome finish();
   /// Handles a signal to the launcher.
   void take_signal(int number);

@@ -93,9 +93,7 @@ class Keeper {
                                   : std::vector{line_, children_.get()});
   }
 
-  bool ending() const {
-    return stopping_ || kill_until_ || given_up_;
-  }
+  bool ending() const { return stopping_ || kill_until_ || given_up_; }
 
   /// Waits until the program runs or is refused. False: the job ends first.
   bool wait_for_exec(int fd) {

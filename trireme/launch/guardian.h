@@ -41,22 +41,16 @@ class Guardian {
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;
 
-  pid_t pid() const {
-    return pid_;
-  }
+  pid_t pid() const { return pid_; }
   /// Readable when next() has an event.
-  int fd() const {
-    return line_.get();
-  }
+  int fd() const { return line_.get(); }
   /// Sends an order; also continues a stopped guardian.
   void tell(const Message& order);
   /// The next event; nullopt if there is none yet, or after the end (gone()). `wait`: blocks until one of
   /// these.
   std::optional<Message> next(bool wait);
   /// True if it has ended and all its events have been read.
-  bool gone() const {
-    return gone_;
-  }
+  bool gone() const { return gone_; }
 
  private:
   Descriptor line_;

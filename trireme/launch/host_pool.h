@@ -27,13 +27,9 @@ class HostPool {
   /// agent cannot be started.
   std::vector<Member> choose();
   /// The ranks and the command to start on them.
-  const Arrangement& arrangement() const {
-    return arrangement_;
-  }
+  const Arrangement& arrangement() const { return arrangement_; }
   /// The address at which they connect: the first host's.
-  const std::string& address() const {
-    return address_;
-  }
+  const std::string& address() const { return address_; }
   /// Removes the hosts that were lost since the last start.
   void drop_lost();
   /// Allows lost hosts in the next start if too few others are left.

@@ -60,9 +60,7 @@ class LineReader {
     return host;
   }
 
-  [[noreturn]] void fail(const std::string& happened) const {
-    throw InputError(where_, happened, kForm);
-  }
+  [[noreturn]] void fail(const std::string& happened) const { throw InputError(where_, happened, kForm); }
 
  private:
   void read_name(const std::string& word, Host& host) const {

@@ -135,9 +135,7 @@ class Places {
     }
   }
 
-  HostPool* pool() {
-    return pool_ ? &*pool_ : nullptr;
-  }
+  HostPool* pool() { return pool_ ? &*pool_ : nullptr; }
   std::vector<Member> choose() {
     if (pool_) {
       return pool_->choose();
@@ -148,9 +146,7 @@ class Places {
     }
     return members;
   }
-  const std::string& address() const {
-    return pool_ ? pool_->address() : loopback_;
-  }
+  const std::string& address() const { return pool_ ? pool_->address() : loopback_; }
   /// Address of each task.
   std::vector<std::string> addresses() const {
     std::vector<std::string> all;
@@ -162,9 +158,7 @@ class Places {
     }
     return all;
   }
-  const std::vector<std::string>& command() const {
-    return pool_ ? pool_->arrangement().command : options_.command;
-  }
+  const std::vector<std::string>& command() const { return pool_ ? pool_->arrangement().command : options_.command; }
 
  private:
   const std::string loopback_ = "127.0.0.1";

@@ -36,18 +36,10 @@ class Lease {
   explicit Lease(HostTime length) : length_(length) {}
 
   /// The launcher has answered the request of time `asked`. Answers may come late and in any order.
-  void granted(HostTime asked) {
-    until_ = std::max(until_, asked + length_);
-  }
-  HostTime until() const {
-    return until_;
-  }
-  bool held(HostTime now) const {
-    return now < until_;
-  }
-  HostTime length() const {
-    return length_;
-  }
+  void granted(HostTime asked) { until_ = std::max(until_, asked + length_); }
+  HostTime until() const { return until_; }
+  bool held(HostTime now) const { return now < until_; }
+  HostTime length() const { return length_; }
 
  private:
   HostTime length_;
@@ -61,13 +53,9 @@ class GrantedLease {
       : span_(std::chrono::duration_cast<Clock::duration>(
             std::chrono::duration<double>(seconds * kClockRates + kEndOfRanks))) {}
 
-  void answered(Clock::time_point now) {
-    over_at_ = now + span_;
-  }
+  void answered(Clock::time_point now) { over_at_ = now + span_; }
   /// After that time no rank of the host runs, in any case. nullopt: it never had a lease.
-  std::optional<Clock::time_point> over_at() const {
-    return over_at_;
-  }
+  std::optional<Clock::time_point> over_at() const { return over_at_; }
 
  private:
   static constexpr double kClockRates = 1.01;

@@ -31,9 +31,7 @@ class LastLines {
   static constexpr size_t kBytes = 2000;
 
   void add(std::string_view line);
-  const std::deque<std::string>& lines() const {
-    return lines_;
-  }
+  const std::deque<std::string>& lines() const { return lines_; }
   /// The last line that is not empty, or "".
   std::string last() const;
 

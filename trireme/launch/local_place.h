@@ -40,9 +40,7 @@ class LocalPlace : public Place {
   LocalPlace(PlaceSetup setup, SignalWatch& signals);
   ~LocalPlace() override;
 
-  State state() const override {
-    return running_ ? State::running : State::ready;
-  }
+  State state() const override { return running_ ? State::running : State::ready; }
   const std::string& why_lost() const override;
   void listen(const std::string& address, int ranks) override;
   std::optional<Ports> ports() const override;
@@ -54,9 +52,7 @@ class LocalPlace : public Place {
   /// no lease.
   void lease_until(HostTime end);
   /// True if a process of the last start did not end after SIGKILL.
-  bool left_process() const {
-    return left_process_;
-  }
+  bool left_process() const { return left_process_; }
 
   void add_to(std::vector<pollfd>& polled) const override;
   void serve(const std::vector<pollfd>& polled) override;

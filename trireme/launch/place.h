@@ -113,9 +113,7 @@ class Place {
   virtual std::optional<Clock::time_point> wake() const = 0;
 
   /// For a lost place: its ranks may run until then. nullopt: they have ended.
-  virtual std::optional<Clock::time_point> leased_until() const {
-    return std::nullopt;
-  }
+  virtual std::optional<Clock::time_point> leased_until() const { return std::nullopt; }
   /// Ends the process that serves the place; the destructor waits for it.
   virtual void dismiss() {}
 };

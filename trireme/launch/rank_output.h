@@ -31,12 +31,8 @@ class RankOutput {
   /// Call it after the last output.
   void finish();
 
-  const LastLines& last_lines() const {
-    return last_lines_;
-  }
-  const std::filesystem::path& log() const {
-    return log_path_;
-  }
+  const LastLines& last_lines() const { return last_lines_; }
+  const std::filesystem::path& log() const { return log_path_; }
 
  private:
   struct Stream {

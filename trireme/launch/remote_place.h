@@ -37,20 +37,12 @@ class RemotePlace : public Place {
 
   /// `connection`: to the agent that setup.command has started.
   RemotePlace(AgentSetup setup, std::unique_ptr<AgentConnection> connection, Say say);
-  void dismiss() override {
-    connection_->dismiss();
-  }
+  void dismiss() override { connection_->dismiss(); }
 
-  State state() const override {
-    return state_;
-  }
-  const std::string& why_lost() const override {
-    return why_lost_;
-  }
+  State state() const override { return state_; }
+  const std::string& why_lost() const override { return why_lost_; }
   void listen(const std::string& address, int ranks) override;
-  std::optional<Ports> ports() const override {
-    return ports_;
-  }
+  std::optional<Ports> ports() const override { return ports_; }
   void start(const Share& share, PlaceEvents& events) override;
   void signal(int number) override;
   void stop(int number) override;
@@ -60,9 +52,7 @@ class RemotePlace : public Place {
   void serve(const std::vector<pollfd>& polled) override;
   void advance() override;
   std::optional<Clock::time_point> wake() const override;
-  std::optional<Clock::time_point> leased_until() const override {
-    return may_run_ ? lease_.over_at() : std::nullopt;
-  }
+  std::optional<Clock::time_point> leased_until() const override { return may_run_ ? lease_.over_at() : std::nullopt; }
 
  private:
   void send(const Message& order);

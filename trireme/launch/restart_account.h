@@ -52,21 +52,15 @@ class RestartAccount {
   /// Call it for a failure before a restart; it was noticed `seconds_ago`.
   void failed(const std::string& cause, double seconds_ago);
   /// True until the first step after a restart: then call look() now and then.
-  bool waiting() const {
-    return waiting_;
-  }
+  bool waiting() const { return waiting_; }
   /// Returns a message for the user when the first step after a restart is done, else "".
   std::string look();
   /// Call it at the end of the job; returns one line about all restarts, "" without any.
   std::string finish();
 
-  const std::vector<Restart>& restarts() const {
-    return restarts_;
-  }
+  const std::vector<Restart>& restarts() const { return restarts_; }
   /// Up to finish().
-  double total_seconds() const {
-    return total_;
-  }
+  double total_seconds() const { return total_; }
   double ettr() const;
 
  private:

@@ -15,18 +15,12 @@ class Outlet {
   void write(std::string_view bytes);
   /// Writes as much as possible without blocking.
   void flush();
-  int fd() const {
-    return fd_;
-  }
-  bool pending() const {
-    return !pending_.empty();
-  }
+  int fd() const { return fd_; }
+  bool pending() const { return !pending_.empty(); }
   /// True if so much is waiting that no more should be read for this outlet.
   bool full() const;
   /// False while a line is unfinished; a live progress line counts as one until it is cleared.
-  bool at_line_start() const {
-    return at_line_start_;
-  }
+  bool at_line_start() const { return at_line_start_; }
 
  private:
   int fd_;
@@ -44,21 +38,13 @@ class Screen {
   /// On other descriptors.
   Screen(int out, int err) : out_(out), err_(err) {}
 
-  Outlet& out() {
-    return out_;
-  }
-  Outlet& err() {
-    return err_;
-  }
+  Outlet& out() { return out_; }
+  Outlet& err() { return err_; }
   /// Prints a line of the launcher on stderr, after "[launch] ", never in the middle of a rank's line.
   void say(std::string_view words);
-  bool pending() const {
-    return out_.pending() || err_.pending();
-  }
+  bool pending() const { return out_.pending() || err_.pending(); }
   /// Columns of the terminal on stderr; 0 if it is no terminal.
-  int columns() const {
-    return columns_;
-  }
+  int columns() const { return columns_; }
 
  private:
   Outlet out_;

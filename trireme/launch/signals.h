@@ -20,19 +20,13 @@ class SignalWatch {
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
 
-  int fd() const {
-    return fd_.get();
-  }
+  int fd() const { return fd_.get(); }
   /// The next signal, nullopt if there is none.
   std::optional<int> next();
 
   /// The signal mask and SIGPIPE handling from before, for the ranks.
-  const sigset_t& mask_before() const {
-    return mask_before_;
-  }
-  const struct sigaction& broken_pipe_before() const {
-    return broken_pipe_before_;
-  }
+  const sigset_t& mask_before() const { return mask_before_; }
+  const struct sigaction& broken_pipe_before() const { return broken_pipe_before_; }
 
  private:
   Descriptor fd_;

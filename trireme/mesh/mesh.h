@@ -48,19 +48,13 @@ class MeshShape {
   /// Errors: as above, and InputError listing the choices when the sizes do not multiply to `ranks`.
   static MeshShape fit(int ranks, std::vector<Axis> axes);
 
-  const std::vector<Axis>& axes() const {
-    return axes_;
-  }
-  int size(std::string_view axis) const {
-    return axes_[index(axis)].size;
-  }
+  const std::vector<Axis>& axes() const { return axes_; }
+  int size(std::string_view axis) const { return axes_[index(axis)].size; }
   /// Number of ranks of the mesh.
   int size() const;
   int rank(const Coordinates& at) const;
   Coordinates coordinates(int rank) const;
-  int coordinate(int rank, std::string_view axis) const {
-    return coordinates(rank)[index(axis)];
-  }
+  int coordinate(int rank, std::string_view axis) const { return coordinates(rank)[index(axis)]; }
   /// The ranks that differ from `rank` on these axes only, ascending.
   std::vector<int> line(int rank, const Axes& axes) const;
   /// All lines of these axes, by first rank: all ranks make these sub-groups in this order.
@@ -85,18 +79,12 @@ class Mesh {
   /// all.size() ranks.
   Mesh(comm::Group all, MeshShape shape, const std::vector<Axes>& together = {});
 
-  const MeshShape& shape() const {
-    return shape_;
-  }
-  int coordinate(std::string_view axis) const {
-    return shape_.coordinate(group().rank(), axis);
-  }
+  const MeshShape& shape() const { return shape_; }
+  int coordinate(std::string_view axis) const { return shape_.coordinate(group().rank(), axis); }
   /// Errors: Error for axes that are not an entry of the constructor's `together`.
   const comm::Group& group(const Axes& axes) const;
   /// All ranks of the mesh.
-  const comm::Group& group() const {
-    return all_;
-  }
+  const comm::Group& group() const { return all_; }
 
  private:
   void add(const Axes& axes);

@@ -118,9 +118,7 @@ class GptImpl : public torch::nn::Module {
   /// Mean cross-entropy in nats per token against targets [B, T]. No rank has the logits of the full vocabulary.
   at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT);
 
-  const GptOptions& options() const {
-    return options_;
-  }
+  const GptOptions& options() const { return options_; }
 
   GptTrunk transformer{nullptr};
   zero::Sharded<tensor::ColumnParallelLinear> lm_head{nullptr}; ///< absent when tied to the token embedding

@@ -23,26 +23,16 @@ class LanguageModel {
   LanguageModel(std::shared_ptr<GptImpl> model);
   LanguageModel(std::shared_ptr<LlamaImpl> model);
 
-  explicit operator bool() const {
-    return module_ != nullptr;
-  }
+  explicit operator bool() const { return module_ != nullptr; }
   /// [B, T] int64 tokens -> [B, T, V] logits.
-  at::Tensor forward(const at::Tensor& tokens_BT) const {
-    return forward_(tokens_BT);
-  }
+  at::Tensor forward(const at::Tensor& tokens_BT) const { return forward_(tokens_BT); }
   /// Mean cross-entropy in nats per token against targets [B, T].
   at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) const {
     return loss_(tokens_BT, targets_BT);
   }
-  const std::shared_ptr<torch::nn::Module>& module() const {
-    return module_;
-  }
-  const LanguageOptions& options() const {
-    return options_;
-  }
-  TransformerShape shape() const {
-    return shape_of(options_);
-  }
+  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  const LanguageOptions& options() const { return options_; }
+  TransformerShape shape() const { return shape_of(options_); }
 
  private:
   template <class Impl>

@@ -82,9 +82,7 @@ class LlamaImpl : public torch::nn::Module {
   /// Mean cross-entropy in nats per token against targets [B, T]. No rank has the logits of the full vocabulary.
   at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT);
 
-  const LlamaOptions& options() const {
-    return options_;
-  }
+  const LlamaOptions& options() const { return options_; }
 
   LlamaTrunk model{nullptr};
   zero::Sharded<tensor::ColumnParallelLinear> lm_head{nullptr}; ///< absent when tied to the token embedding

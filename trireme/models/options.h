@@ -93,15 +93,9 @@ struct LlamaOptions {
   std::filesystem::path init_from = {};
   int64_t seed = 1234;
 
-  int64_t kv_heads_or_all() const {
-    return kv_heads == 0 ? heads : kv_heads;
-  }
-  int64_t width_of_head() const {
-    return head_dim == 0 ? hidden / heads : head_dim;
-  }
-  int64_t width_of_mlp() const {
-    return intermediate == 0 ? (8 * hidden / 3 + 63) / 64 * 64 : intermediate;
-  }
+  int64_t kv_heads_or_all() const { return kv_heads == 0 ? heads : kv_heads; }
+  int64_t width_of_head() const { return head_dim == 0 ? hidden / heads : head_dim; }
+  int64_t width_of_mlp() const { return intermediate == 0 ? (8 * hidden / 3 + 63) / 64 * 64 : intermediate; }
 };
 
 /// The sizes of a language model, whatever its type: what estimates, plans and checks ask for.
@@ -125,26 +119,14 @@ struct TransformerShape {
   bool qk_norm = false;
 
   /// Features of all query heads, and of all key heads.
-  int64_t query_width() const {
-    return heads * width_of_head();
-  }
-  int64_t key_width() const {
-    return (kv_heads == 0 ? heads : kv_heads) * width_of_head();
-  }
-  int64_t width_of_head() const {
-    return head_dim == 0 ? hidden / heads : head_dim;
-  }
-  int64_t width_of_mlp() const {
-    return intermediate == 0 ? 4 * hidden : intermediate;
-  }
+  int64_t query_width() const { return heads * width_of_head(); }
+  int64_t key_width() const { return (kv_heads == 0 ? heads : kv_heads) * width_of_head(); }
+  int64_t width_of_head() const { return head_dim == 0 ? hidden / heads : head_dim; }
+  int64_t width_of_mlp() const { return intermediate == 0 ? 4 * hidden : intermediate; }
   /// The MLP is SwiGLU: two matrices up, one down.
-  bool is_gated() const {
-    return family == Family::llama;
-  }
+  bool is_gated() const { return family == Family::llama; }
   /// Layers before the first block: tokens, and learned positions.
-  int64_t embeddings() const {
-    return family == Family::llama ? 1 : 2;
-  }
+  int64_t embeddings() const { return family == Family::llama ? 1 : 2; }
   int64_t embedding_parameters() const {
     return (vocab_size + (family == Family::llama ? 0 : sequence_length)) * hidden;
   }
@@ -239,9 +221,7 @@ struct BertOptions {
   std::filesystem::path init_from = {};
   int64_t seed = 1234;
 
-  int64_t width_of_mlp() const {
-    return intermediate > 0 ? intermediate : 4 * hidden;
-  }
+  int64_t width_of_mlp() const { return intermediate > 0 ? intermediate : 4 * hidden; }
 };
 
 /// Its sizes, without segments and head.

@@ -17,9 +17,7 @@ struct ModelRanks {
   comm::Group context = {};
   context::Kind context_kind = context::Kind::ring;
 
-  bool shares_tokens() const {
-    return context.size() > 1;
-  }
+  bool shares_tokens() const { return context.size() > 1; }
 };
 
 /// This rank's tokens of x [B, T], which is the same on every rank.

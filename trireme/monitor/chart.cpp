@@ -29,9 +29,7 @@ struct Range {
       high = std::max(high, value);
     }
   }
-  bool empty() const {
-    return !(low <= high);
-  }
+  bool empty() const { return !(low <= high); }
 };
 
 std::string one_decimal(double value) {
@@ -127,21 +125,11 @@ class Scale {
     const double part = std::clamp((value / 2 - y_.low / 2) / (y_.high / 2 - y_.low / 2), -2.0, 3.0);
     return bottom_ - part * (bottom_ - kTop);
   }
-  const std::vector<double>& x_ticks() const {
-    return x_ticks_;
-  }
-  const std::vector<double>& y_ticks() const {
-    return y_ticks_;
-  }
-  double left() const {
-    return left_;
-  }
-  double right() const {
-    return right_;
-  }
-  double bottom() const {
-    return bottom_;
-  }
+  const std::vector<double>& x_ticks() const { return x_ticks_; }
+  const std::vector<double>& y_ticks() const { return y_ticks_; }
+  double left() const { return left_; }
+  double right() const { return right_; }
+  double bottom() const { return bottom_; }
   std::string attributes() const {
     const nlohmann::json numbers = {x_.low, x_.high, y_.low, y_.high, left_, right_, kTop, bottom_, log_x_ ? 1 : 0};
     return concat("data-scale=\"", numbers.dump(), "\"");

@@ -24,9 +24,7 @@ enum class Lane : uint8_t { compute, communication, data, storage };
 /// Thread-safe. Cost: one relaxed load and branch for a Span while off; a few hundred ns while on.
 class Tracer {
  public:
-  bool on() const noexcept {
-    return on_.load(std::memory_order_relaxed);
-  }
+  bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
   /// Clears earlier events and starts. After `max_events` events further ones are only counted.
   /// An event takes about 150 bytes of JSON.
   void start(int rank, size_t max_events = 1 << 18);

@@ -27,9 +27,7 @@ class MetricsWriter {
   void write(StepMetrics metrics);
 
   /// The last step in the file, -1 if there is none.
-  int64_t last_step() const {
-    return last_step_;
-  }
+  int64_t last_step() const { return last_step_; }
 
  private:
   std::filesystem::path path_;

@@ -13,9 +13,7 @@ struct Curves {
   explicit Curves(const std::vector<StepMetrics>& steps);
 
   /// Tokens per second, or samples if there are no tokens.
-  const std::vector<Point>& speed() const {
-    return tokens.empty() ? samples : tokens;
-  }
+  const std::vector<Point>& speed() const { return tokens.empty() ? samples : tokens; }
 
   std::vector<Point> loss, smooth_loss, val_loss, val_accuracy, lr, grad_norm, loss_scale, tokens, samples, step_ms,
       memory, device_memory, traffic, host_syncs;

@@ -68,17 +68,13 @@ class Message {
     bytes_.append(value);
     return *this;
   }
-  Message& message(int field, const Message& value) {
-    return bytes(field, value.bytes_);
-  }
+  Message& message(int field, const Message& value) { return bytes(field, value.bytes_); }
   Message& fixed32(int field, float value) {
     raw_varint(static_cast<uint64_t>(field) << 3 | 5);
     little_endian(bytes_, std::bit_cast<uint32_t>(value), 4);
     return *this;
   }
-  const std::string& encoded() const {
-    return bytes_;
-  }
+  const std::string& encoded() const { return bytes_; }
 
  private:
   void raw_varint(uint64_t value) {

@@ -37,13 +37,9 @@ class TensorBoardWriter {
 
   void flush();
   /// Drops buffered events: another process writes the run now.
-  void discard() {
-    buffer_.clear();
-  }
+  void discard() { buffer_.clear(); }
 
-  const std::filesystem::path& path() const {
-    return path_;
-  }
+  const std::filesystem::path& path() const { return path_; }
 
  private:
   void add_event(std::string_view fields, int64_t step);

@@ -59,9 +59,7 @@ struct StepRange {
   int64_t end;
   at::Device device;
 
-  at::Tensor param() const {
-    return view_of(args.param, Element::f32, begin, end, device);
-  }
+  at::Tensor param() const { return view_of(args.param, Element::f32, begin, end, device); }
   /// One element.
   at::Tensor scale() const {
     return args.device_grad_scale != nullptr

@@ -13,9 +13,7 @@ namespace {
 class On {
  public:
   explicit On(at::Device device) : guard_(device), stream_(c10::cuda::getCurrentCUDAStream(device.index()).stream()) {}
-  void* stream() const {
-    return stream_;
-  }
+  void* stream() const { return stream_; }
 
  private:
   c10::cuda::CUDAGuard guard_;

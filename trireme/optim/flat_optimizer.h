@@ -54,22 +54,12 @@ class FlatOptimizer : public bucket::SteppedValues {
                 const OptimizerOptions& options, bool sharded = false,
                 std::unique_ptr<bucket::StateStore> store = nullptr, const HostStepOptions& host = {});
 
-  bool sharded() const override {
-    return sharded_;
-  }
-  const Optimizer& rule() const {
-    return *rule_;
-  }
+  bool sharded() const override { return sharded_; }
+  const Optimizer& rule() const { return *rule_; }
   /// Optimizer steps done so far.
-  int64_t steps() const override {
-    return steps_;
-  }
-  void set_steps(int64_t steps) override {
-    steps_ = steps;
-  }
-  double lr() const override {
-    return lr_;
-  }
+  int64_t steps() const override { return steps_; }
+  void set_steps(int64_t steps) override { steps_ = steps; }
+  double lr() const override { return lr_; }
   void with_values(int64_t buffer, int64_t bucket, Access access, const std::function<void(const Values&)>& f) override;
 
   /// Starts a step with these values and counts it; call it before step_bucket(). For `grad_scale` and
@@ -79,12 +69,8 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// changed. Empty: nothing changes.
   bool set_lr_factors(std::span<const double> of_group);
   /// The step that has begun changed nothing because its factor was NaN: it does not count.
-  void cancel_step() {
-    --steps_;
-  }
-  void hold(const bucket::HeldMoments& held) override {
-    held_ = held;
-  }
+  void cancel_step() { --steps_; }
+  void hold(const bucket::HeldMoments& held) override { held_ = held; }
   void give_gradient(int64_t buffer, int64_t bucket, at::Tensor gradient) override;
   at::Tensor trust_ratios(int64_t buffer) const override;
   void set_trust_ratios(int64_t buffer, const at::Tensor& ratios) override;
@@ -92,30 +78,20 @@ class FlatOptimizer : public bucket::SteppedValues {
     const ParameterOptions& options = shards_[buffer].options[parameter];
     return {lr_ * options.lr_factor, options.weight_decay};
   }
-  double grad_scale() const override {
-    return grad_scale_;
-  }
-  std::optional<double> beta1() const override {
-    return betas_ ? std::optional(betas_->beta1) : std::nullopt;
-  }
-  std::optional<double> beta2() const override {
-    return betas_ ? std::optional(betas_->beta2) : std::nullopt;
-  }
+  double grad_scale() const override { return grad_scale_; }
+  std::optional<double> beta1() const override { return betas_ ? std::optional(betas_->beta1) : std::nullopt; }
+  std::optional<double> beta2() const override { return betas_ ? std::optional(betas_->beta2) : std::nullopt; }
   /// Skips parameter i of `buffer` and its states in this step if unused[i]. Call it after begin_step(), with the same
   /// values on every rank.
   void leave_out(int64_t buffer, std::vector<bool> unused);
-  bool is_left_out(int64_t buffer, int64_t parameter) const override {
-    return is_left_out(shards_[buffer], parameter);
-  }
+  bool is_left_out(int64_t buffer, int64_t parameter) const override { return is_left_out(shards_[buffer], parameter); }
   /// Steps only these rows ([n], int64, ascending, on the parameter's device) of parameter i of `buffer` in this step;
   /// the other rows and their states are unchanged. Call it after begin_step(). Cost: the rows are gathered, stepped in
   /// one pass, and copied back. Errors: Error with shards, needs_norms(), states in chunks or 8-bit states.
   void step_rows(int64_t buffer, int64_t parameter, at::Tensor rows);
   /// True: all gradients must be final before the first step_bucket(), because the step needs norms of parameters
   /// (LAMB).
-  bool needs_norms() const override {
-    return rule_->needs_norms();
-  }
+  bool needs_norms() const override { return rule_->needs_norms(); }
   /// With needs_norms(), unless set_trust_ratios() was called: updates the states and sums every parameter's norms over
   /// the ranks, with one all-reduce per reduce group. Call it after begin_step(), when all gradients are final, before
   /// the first step_bucket(). Otherwise it does nothing.
@@ -129,21 +105,15 @@ class FlatOptimizer : public bucket::SteppedValues {
   void step_bucket(int64_t buffer, int64_t bucket);
 
   /// Whether any bucket is stepped on the host of a device.
-  bool steps_on_host() const {
-    return host_ != nullptr;
-  }
+  bool steps_on_host() const { return host_ != nullptr; }
   /// The bucket's gradients are final: starts to copy those that are stepped on the host, unless that was done.
   /// step_bucket() calls it, too.
   void send_gradient(int64_t buffer, int64_t bucket);
   /// With HostStepOptions::delayed, after step_bucket() of all buckets: a thread steps them while the caller goes on.
   /// Until finish_bucket() was called for each of them, only send_gradient() and squared_grad_norm() may be called.
   void start_delayed();
-  bool steps_later() const {
-    return host_ && host_->is_delayed();
-  }
-  bool has_delayed() const {
-    return host_ && host_->has_delayed();
-  }
+  bool steps_later() const { return host_ && host_->is_delayed(); }
+  bool has_delayed() const { return host_ && host_->has_delayed(); }
   /// Waits for the thread and copies the bucket's new parameters to the device. Errors: what the step threw.
   void finish_bucket(int64_t buffer, int64_t bucket);
   /// Waits for the thread and drops its result and errors. Call it before the buffers are destroyed.
@@ -161,9 +131,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// parameters on the host.
   void refresh_masters();
   /// Bytes of this rank's masters and states.
-  int64_t bytes() const {
-    return bytes_;
-  }
+  int64_t bytes() const { return bytes_; }
 
   /// Calls `visit(state name, tensor name, tensor sizes, begin, values)` for each piece of state on this rank: `values`
   /// are elements [begin, begin + n) of the tensor's row-major order. With `modifies` it may change them. Masters are
@@ -225,15 +193,11 @@ class FlatOptimizer : public bucket::SteppedValues {
     std::vector<bool> on_host;             // bucket b is stepped on the host of a device
     std::vector<bool> has_master;          // bucket b: low precision, or a copy on the host
 
-    int64_t buckets() const {
-      return std::ssize(first_chunk) - 1;
-    }
+    int64_t buckets() const { return std::ssize(first_chunk) - 1; }
     std::span<const Chunk> chunks_of(int64_t bucket) const {
       return std::span(chunks).subspan(first_chunk[bucket], first_chunk[bucket + 1] - first_chunk[bucket]);
     }
-    int64_t number(const Chunk& chunk) const {
-      return &chunk - chunks.data();
-    }
+    int64_t number(const Chunk& chunk) const { return &chunk - chunks.data(); }
   };
 
   // Masters and states of a chunk in the store.

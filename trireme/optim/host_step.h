@@ -51,9 +51,7 @@ class HostStep {
 
   HostStep(at::Device device, const HostStepOptions& options, std::vector<Buffer> buffers, WriteStepped write_stepped);
 
-  bool is_delayed() const {
-    return options_.delayed;
-  }
+  bool is_delayed() const { return options_.delayed; }
   /// Steps a bucket and copies its new parameters to `data`, on the device.
   void step(int64_t buffer, int64_t bucket, const at::Tensor& data);
   /// Elements `range` of the current step's gradients; waits until they have arrived.
@@ -63,14 +61,10 @@ class HostStep {
   bool add_left_norm(int64_t buffer, int64_t bucket, const at::Tensor& sum) const;
 
   /// Delayed: adds this bucket to the next start().
-  void add(int64_t buffer, int64_t bucket) {
-    queued_.emplace_back(buffer, bucket);
-  }
+  void add(int64_t buffer, int64_t bucket) { queued_.emplace_back(buffer, bucket); }
   /// Steps the buckets of add() on a thread.
   void start();
-  bool has_delayed() const {
-    return delayed_.valid() || !finished_.empty();
-  }
+  bool has_delayed() const { return delayed_.valid() || !finished_.empty(); }
   /// Waits for the thread and copies the bucket's new parameters to the device. Errors: what the step threw.
   void finish(int64_t buffer, int64_t bucket);
   /// Waits for the thread and drops its result and errors.

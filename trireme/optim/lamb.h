@@ -19,9 +19,7 @@ class Lamb final : public Optimizer {
   const std::vector<StateInfo>& states() const override;
   void step(const ShardStep& shard) const override;
 
-  bool needs_norms() const override {
-    return true;
-  }
+  bool needs_norms() const override { return true; }
   void prepare(const ShardStep& shard, const at::Tensor& sums) const override;
   at::Tensor trust_ratios(const at::Tensor& norms) const override;
 

@@ -81,17 +81,13 @@ class Optimizer {
 
   /// True: a step has two phases: prepare() for all shards, then step() with `sums` reduced over all ranks as its
   /// norms.
-  virtual bool needs_norms() const {
-    return false;
-  }
+  virtual bool needs_norms() const { return false; }
   /// Updates the states and adds this shard's part to `sums`, shaped as ShardStep::norms. Errors: as step().
   virtual void prepare(const ShardStep& shard, const at::Tensor& sums) const;
   /// With needs_norms(): the trust ratios for `norms`, shaped as ShardStep::norms [2 n]: [n], fp64, on their device.
   virtual at::Tensor trust_ratios(const at::Tensor& norms) const;
 
-  StateType state_type() const {
-    return state_type_;
-  }
+  StateType state_type() const { return state_type_; }
 
  private:
   StateType state_type_;

@@ -50,9 +50,7 @@ struct ZeroOneAdamOptions : AdamOptions {
     }
     return interval;
   }
-  constexpr bool meet_in(int64_t step) const {
-    return step % local_interval(step) == 0;
-  }
+  constexpr bool meet_in(int64_t step) const { return step % local_interval(step) == 0; }
 };
 
 struct SgdOptions {
@@ -161,9 +159,7 @@ struct OptimizerOptions {
     return std::holds_alternative<OneBitAdamOptions>(rule) || std::holds_alternative<OneBitLambOptions>(rule);
   }
   /// Whether the optimizer itself compresses what ranks exchange.
-  bool compresses() const {
-    return compresses_momenta() || std::holds_alternative<ZeroOneAdamOptions>(rule);
-  }
+  bool compresses() const { return compresses_momenta() || std::holds_alternative<ZeroOneAdamOptions>(rule); }
   /// Weight decay of a parameter with this number of dimensions.
   double weight_decay_of(size_t dimensions) const {
     return decay_rule == DecayRule::matrices && dimensions < 2 ? 0 : weight_decay();

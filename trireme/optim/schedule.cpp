@@ -76,9 +76,7 @@ class Constant final : public Schedule {
  public:
   explicit Constant(double lr) : made_with_(lr), lr_(lr) {}
 
-  const char* name() const override {
-    return "Constant";
-  }
+  const char* name() const override { return "Constant"; }
   void set_lr(double lr) override {
     check(lr, steps_taken() + 1);
     lr_ = lr;
@@ -105,9 +103,7 @@ class Constant final : public Schedule {
   }
 
  private:
-  double lr_of(int64_t) const override {
-    return lr_;
-  }
+  double lr_of(int64_t) const override { return lr_; }
 
   double made_with_;
   double lr_;
@@ -118,9 +114,7 @@ class Function final : public Schedule {
  public:
   explicit Function(std::function<double(int64_t)> lr_at) : lr_at_(std::move(lr_at)) {}
 
-  const char* name() const override {
-    return "Function";
-  }
+  const char* name() const override { return "Function"; }
 
  private:
   double lr_of(int64_t iteration) const override {

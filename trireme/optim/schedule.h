@@ -44,33 +44,21 @@ class Schedule : public Stateful {
   std::optional<Betas> betas_at(int64_t step) const;
 
   /// The values of the next step.
-  double lr() const {
-    return lr_at(steps_taken_ + 1);
-  }
-  std::optional<Betas> betas() const {
-    return betas_at(steps_taken_ + 1);
-  }
+  double lr() const { return lr_at(steps_taken_ + 1); }
+  std::optional<Betas> betas() const { return betas_at(steps_taken_ + 1); }
 
   /// The lr of each group of the optimizer relative to lr(), if it may change (ParameterOptions::group); empty: it does
   /// not.
-  virtual std::vector<double> group_factors() const {
-    return {};
-  }
+  virtual std::vector<double> group_factors() const { return {}; }
 
   /// Sets the lr of all later steps; saved in checkpoints. Errors: InputError if the schedule decides the lr.
   virtual void set_lr(double lr);
 
-  int64_t steps_taken() const {
-    return steps_taken_;
-  }
-  void advance() {
-    ++steps_taken_;
-  }
+  int64_t steps_taken() const { return steps_taken_; }
+  void advance() { ++steps_taken_; }
 
   /// Warnings about the chosen values, to be shown once: steps at learning rate 0, a warm-up longer than the run, ...
-  virtual std::vector<std::string> warnings() const {
-    return {};
-  }
+  virtual std::vector<std::string> warnings() const { return {}; }
 
   /// {"schedule": name, "steps_taken": n}
   nlohmann::json state() const override;

@@ -19,9 +19,7 @@ class LrRangeTest final : public Schedule {
     check_option(step_size_ > 0, name(), "lr_range_test_step_size", "at least 1", step_size_);
   }
 
-  const char* name() const override {
-    return "LRRangeTest";
-  }
+  const char* name() const override { return "LRRangeTest"; }
 
  private:
   double lr_of(int64_t iteration) const override {
@@ -66,9 +64,7 @@ class OneCycle final : public Schedule {
     check(max_mom_ >= 0 && max_mom_ < 1, "cycle_max_mom", "in [0, 1)", max_mom_);
   }
 
-  const char* name() const override {
-    return "OneCycle";
-  }
+  const char* name() const override { return "OneCycle"; }
 
  private:
   double lr_of(int64_t iteration) const override {
@@ -94,9 +90,7 @@ class OneCycle final : public Schedule {
     return Betas{decay_mom_ == 0 ? max_mom_ : max_mom_ * (1 + decay_mom_ * decay_interval(iteration)), kBeta2};
   }
 
-  double decay_interval(int64_t iteration) const {
-    return (static_cast<double>(iteration) - total_ + 1) / decay_step_;
-  }
+  double decay_interval(int64_t iteration) const { return (static_cast<double>(iteration) - total_ + 1) / decay_step_; }
 
   /// Height in the triangle: 0 at its ends, 1 at its top. Uses DeepSpeed's order of operations. Stairs are cut from the
   /// iteration, not from the height, which rounding can put below a stair.

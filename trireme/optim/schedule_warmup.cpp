@@ -20,12 +20,8 @@ class Warmup {
     check_option(asked_ >= 0, schedule, "warmup_num_steps", "at least 0", static_cast<double>(asked_));
   }
 
-  int64_t steps() const {
-    return steps_;
-  }
-  bool rising(int64_t iteration) const {
-    return iteration < steps_;
-  }
+  int64_t steps() const { return steps_; }
+  bool rising(int64_t iteration) const { return iteration < steps_; }
   /// From 0 at iteration 0 to 1 at the end. The order of operations is DeepSpeed's.
   double gamma(int64_t iteration) const {
     const double i = static_cast<double>(iteration);
@@ -41,9 +37,7 @@ class Warmup {
 
 class WarmupSchedule : public Schedule {
  public:
-  const char* name() const override {
-    return name_;
-  }
+  const char* name() const override { return name_; }
 
   std::vector<std::string> warnings() const override {
     std::vector<std::string> found;
@@ -83,9 +77,7 @@ class WarmupLr final : public WarmupSchedule {
   }
 
  private:
-  double lr_of(int64_t iteration) const override {
-    return iteration < 0 ? min_ : min_ + delta_ * factor(iteration);
-  }
+  double lr_of(int64_t iteration) const override { return iteration < 0 ? min_ : min_ + delta_ * factor(iteration); }
 
   double factor(int64_t iteration) const {
     if (warmup_.rising(iteration)) {
@@ -114,9 +106,7 @@ class WarmupCosineLr final : public WarmupSchedule {
   }
 
  private:
-  double lr_of(int64_t iteration) const override {
-    return iteration < 0 ? 0.0 : lr_ * ratio(iteration);
-  }
+  double lr_of(int64_t iteration) const override { return iteration < 0 ? 0.0 : lr_ * ratio(iteration); }
 
   double ratio(int64_t iteration) const {
     if (warmup_.rising(iteration)) {

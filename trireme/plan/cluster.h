@@ -96,13 +96,9 @@ struct Cluster {
   /// The last one connects all ranks.
   std::vector<Level> levels;
 
-  int64_t ranks() const {
-    return hosts * ranks_per_host;
-  }
+  int64_t ranks() const { return hosts * ranks_per_host; }
   /// Whether ranks are GPUs, and the memory of their hosts is described.
-  bool has_hosts_beside() const {
-    return !on_host && host.memory_bytes > 0;
-  }
+  bool has_hosts_beside() const { return !on_host && host.memory_bytes > 0; }
   /// Slowdown of a rank's computation while all ranks of its host compute: at least 1.
   double sharing() const {
     return std::max(1.0, static_cast<double>(ranks_per_host) / static_cast<double>(processors));

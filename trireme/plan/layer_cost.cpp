@@ -97,9 +97,7 @@ class Costs {
   }
 
  private:
-  double passes(double elements) const {
-    return elements * product_ / cluster_.pass_bandwidth;
-  }
+  double passes(double elements) const { return elements * product_ / cluster_.pass_bandwidth; }
   double into_order(int64_t bytes) const {
     const bool whole_samples = layout_.micro_batch == 1 || bytes / layout_.micro_batch >= tensor::kSampleBytes;
     return whole_samples ? 0 : kPassesOfOrder * static_cast<double>(bytes) / cluster_.pass_bandwidth;
@@ -126,9 +124,7 @@ class Costs {
     cost.flops += 6 * rows_ * inner * outer;
   }
   // Two numbers for every token and tensor rank.
-  double layer_loss() const {
-    return gather_seconds(cluster_, {layout_.tensor, 1}, 8 * tensor_ * rows_);
-  }
+  double layer_loss() const { return gather_seconds(cluster_, {layout_.tensor, 1}, 8 * tensor_ * rows_); }
 
   void add_block(LayerCost& cost, const estimate::Layer& layer) const {
     const double up = model_.is_gated() ? 2 : 1; // matrices

@@ -22,9 +22,7 @@ struct LayerCost {
   /// Arithmetic operations of matrix products and attention in forward and backward, without recomputation.
   double flops = 0;
 
-  double backward() const {
-    return backward_input + backward_weight;
-  }
+  double backward() const { return backward_input + backward_weight; }
 };
 
 /// Costs of the layers of the model in order, the head's with the loss. Includes recomputation in backward, but not

@@ -43,23 +43,13 @@ struct Layout {
   offload::Place states = offload::Place::device;
   offload::Place parameters = offload::Place::device;
 
-  bool moves_nothing() const {
-    return states == offload::Place::device && parameters == offload::Place::device;
-  }
-  int64_t ranks() const {
-    return pipe * data * context * tensor;
-  }
-  int64_t accumulation(const Job& job) const {
-    return job.batch / (data * micro_batch);
-  }
+  bool moves_nothing() const { return states == offload::Place::device && parameters == offload::Place::device; }
+  int64_t ranks() const { return pipe * data * context * tensor; }
+  int64_t accumulation(const Job& job) const { return job.batch / (data * micro_batch); }
   /// Ranks that reduce gradients: data and context axes.
-  int64_t gradient_ranks() const {
-    return data * context;
-  }
+  int64_t gradient_ranks() const { return data * context; }
   /// The model is built as a list of layers (config::RunConfig::builds_layers).
-  bool is_layer_list() const {
-    return pipe > 1 || recompute > 0;
-  }
+  bool is_layer_list() const { return pipe > 1 || recompute > 0; }
   bool operator==(const Layout&) const = default;
 };
 

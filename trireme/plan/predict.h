@@ -53,9 +53,7 @@ struct Prediction {
   std::vector<AxisBytes> traffic = {};
   std::vector<MovedBytes> moved = {};
 
-  bool moves_nothing() const {
-    return layout.moves_nothing() && moved.empty() && disk_bytes == 0;
-  }
+  bool moves_nothing() const { return layout.moves_nothing() && moved.empty() && disk_bytes == 0; }
 };
 
 /// Simulates one step. The programs of the pipeline's stages run with the costs of their layers and messages

@@ -80,9 +80,7 @@ std::vector<Layout> with_moves(const Cluster& cluster, const Job& job, Layout la
 }
 
 struct Faster {
-  bool operator()(const Prediction& a, const Prediction& b) const {
-    return a.step_seconds < b.step_seconds;
-  }
+  bool operator()(const Prediction& a, const Prediction& b) const { return a.step_seconds < b.step_seconds; }
 };
 
 class Search {

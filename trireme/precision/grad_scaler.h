@@ -68,21 +68,13 @@ class GradScaler final : public Stateful {
 
   /// 1 when disabled.
   double get_scale() const;
-  double get_growth_factor() const {
-    return options_.growth_factor;
-  }
+  double get_growth_factor() const { return options_.growth_factor; }
   void set_growth_factor(double factor);
-  double get_backoff_factor() const {
-    return options_.backoff_factor;
-  }
+  double get_backoff_factor() const { return options_.backoff_factor; }
   void set_backoff_factor(double factor);
-  int64_t get_growth_interval() const {
-    return options_.growth_interval;
-  }
+  int64_t get_growth_interval() const { return options_.growth_interval; }
   void set_growth_interval(int64_t interval);
-  bool is_enabled() const {
-    return options_.enabled;
-  }
+  bool is_enabled() const { return options_.enabled; }
 
   /// Python's state_dict(): {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} when
   /// disabled. Call it after update().

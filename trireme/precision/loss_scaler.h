@@ -48,28 +48,18 @@ class LossScaler final : public Stateful {
   explicit LossScaler(const LossScaleOptions& options);
 
   /// Scale of the current step's loss.
-  double scale() const {
-    return scale_;
-  }
-  bool dynamic() const {
-    return dynamic_;
-  }
+  double scale() const { return scale_; }
+  bool dynamic() const { return dynamic_; }
   /// Overflows until the scale is halved, the halving one included.
-  int64_t hysteresis() const {
-    return hysteresis_;
-  }
+  int64_t hysteresis() const { return hysteresis_; }
   /// Steps skipped in a row so far.
-  int64_t overflows_in_a_row() const {
-    return overflows_in_a_row_;
-  }
+  int64_t overflows_in_a_row() const { return overflows_in_a_row_; }
 
   /// Lowers a larger fixed scale to `largest`, for losses of a type with a smaller range. Returns whether it was
   /// larger. A dynamic scale is lowered by its rule.
   bool limit(double largest);
   /// Largest scale allowed so far.
-  double largest() const {
-    return largest_;
-  }
+  double largest() const { return largest_; }
 
   /// Ends a step. `overflow`: a gradient was NaN or Inf on some rank; every rank passes the same.
   Update update(bool overflow);

@@ -55,21 +55,15 @@ struct PrecisionOptions {
   /// Type in which the gradients of micro-batches are accumulated.
   Type grad_accumulation = Type::fp32;
 
-  Type communication_type() const {
-    return communication.value_or(compute);
-  }
+  Type communication_type() const { return communication.value_or(compute); }
   /// Type of the gradients that a step of so many micro-batches leaves: those that are added up need the range of
   /// grad_accumulation.
   Type gradient_type(int64_t micro_batches) const {
     return micro_batches > 1 ? grad_accumulation : communication_type();
   }
   /// fp16 gradients, whether by the parameters' type or by autocast's.
-  bool scales_loss() const {
-    return compute == Type::fp16 || (autocast && autocast_type == Type::fp16);
-  }
-  bool has_masters() const {
-    return compute != Type::fp32;
-  }
+  bool scales_loss() const { return compute == Type::fp16 || (autocast && autocast_type == Type::fp16); }
+  bool has_masters() const { return compute != Type::fp32; }
 };
 
 } // namespace trireme::precision

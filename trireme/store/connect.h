@@ -23,9 +23,7 @@ class ConnectError : public PeerError {
   ConnectError(Reason reason, const std::string& happened, const std::string& next)
       : PeerError("store", happened, next), reason(reason), happened(happened), next(next) {}
   /// 2 (user's input) if another attempt cannot succeed.
-  int exit_code() const noexcept override {
-    return reason == Reason::nobody || reason == Reason::not_a_store ? 1 : 2;
-  }
+  int exit_code() const noexcept override { return reason == Reason::nobody || reason == Reason::not_a_store ? 1 : 2; }
   Reason reason;
   std::string happened;
   std::string next;

@@ -32,20 +32,14 @@ class Doorkeeper {
   /// Errors: Error if the system refuses a descriptor.
   Doorkeeper(Descriptor listening, DoorkeeperOptions options);
 
-  int fd() const {
-    return events_.get();
-  }
-  int listening() const {
-    return listening_.get();
-  }
+  int fd() const { return events_.get(); }
+  int listening() const { return listening_.get(); }
   /// Latest time of the next serve(); max for never.
   Clock::time_point wake() const;
   /// Returns newly proved connections, non-blocking.
   std::vector<Descriptor> serve();
   /// Connections refused so far.
-  int64_t refused() const {
-    return refused_;
-  }
+  int64_t refused() const { return refused_; }
 
  private:
   struct Stranger {

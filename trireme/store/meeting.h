@@ -55,9 +55,7 @@ struct Round {
 class FinishedError : public Error {
  public:
   explicit FinishedError(int64_t round);
-  int exit_code() const noexcept override {
-    return 0;
-  }
+  int exit_code() const noexcept override { return 0; }
 };
 
 /// Rendezvous of changing processes: agrees on the members of each round.
@@ -84,13 +82,9 @@ class Meeting {
   /// Registers this process before it joins its first round.
   void announce();
   /// The last round, if this process has the training's state as far as it knows; else "".
-  std::string state() const {
-    return last_.has_member(id_) || continues_ ? last_.text() : "";
-  }
+  std::string state() const { return last_.has_member(id_) || continues_ ? last_.text() : ""; }
   /// After announce() with MeetingOptions::state: whether no round has begun without this process.
-  bool is_counted() const {
-    return continues_ || last_.number == 0;
-  }
+  bool is_counted() const { return continues_ || last_.number == 0; }
   /// Joins, waits for the others, and begins the next round. A process that is not in it joins again as a new one and
   /// keeps waiting. Errors: PeerError if fewer than min_ranks joined in time; FinishedError if a member has called
   /// finish().
@@ -127,12 +121,8 @@ class Meeting {
   void say_what_it_waits_for(const View& view) const;
   std::string key(const char* what) const;
   std::string key(const char* what, int64_t number) const;
-  int64_t next() const {
-    return last_.number + 1;
-  }
-  bool has_room() const {
-    return options_.max_ranks == 0 || std::ssize(last_.members) < options_.max_ranks;
-  }
+  int64_t next() const { return last_.number + 1; }
+  bool has_room() const { return options_.max_ranks == 0 || std::ssize(last_.members) < options_.max_ranks; }
 
   const MeetingOptions options_;
   const std::string prefix_; // of all keys

@@ -41,13 +41,9 @@ class Secret {
   /// The caller closes it. Errors: Error if the system has none.
   int memory_file() const;
 
-  bool empty() const {
-    return empty_;
-  }
+  bool empty() const { return empty_; }
   /// 32 bytes, or none.
-  std::string_view bytes() const {
-    return {bytes_.data(), empty_ ? 0 : kBytes};
-  }
+  std::string_view bytes() const { return {bytes_.data(), empty_ ? 0 : kBytes}; }
   /// 64 hexadecimal digits, or none. Only for channels that nobody else can read.
   std::string hex() const;
 
@@ -62,9 +58,7 @@ class SecretSource {
   SecretSource(Secret secret) : find_([secret = std::move(secret)](int) { return secret; }) {}
   /// `find` receives the connected socket.
   explicit SecretSource(std::function<Secret(int socket)> find) : find_(std::move(find)) {}
-  Secret operator()(int socket) const {
-    return find_(socket);
-  }
+  Secret operator()(int socket) const { return find_(socket); }
 
  private:
   std::function<Secret(int)> find_;

@@ -25,9 +25,7 @@ class Table {
   std::string compare_set(const std::string& key, std::string_view expected, std::string_view desired);
   bool remove(const std::string& key);
   bool has_all(const std::vector<std::string>& keys) const;
-  size_t size() const {
-    return values_.size();
-  }
+  size_t size() const { return values_.size(); }
 
   /// Registers a wait of `waiter`, which has no other wait, for all keys. Returns true if they are already set.
   bool wait(uint64_t waiter, const std::vector<std::string>& keys);

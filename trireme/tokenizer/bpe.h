@@ -43,21 +43,11 @@ class Bpe final : public Model {
   /// follows another character, words begin there.
   size_t part_end(std::string_view word, size_t at) const override;
 
-  const char* name() const override {
-    return "BPE";
-  }
-  std::optional<int32_t> id_of(std::string_view token) const override {
-    return vocabulary_.id_of(token);
-  }
-  const std::vector<std::string>& tokens() const override {
-    return vocabulary_.tokens();
-  }
-  bool has_id(int32_t id) const override {
-    return vocabulary_.has_id(id);
-  }
-  size_t num_tokens() const override {
-    return vocabulary_.size();
-  }
+  const char* name() const override { return "BPE"; }
+  std::optional<int32_t> id_of(std::string_view token) const override { return vocabulary_.id_of(token); }
+  const std::vector<std::string>& tokens() const override { return vocabulary_.tokens(); }
+  bool has_id(int32_t id) const override { return vocabulary_.has_id(id); }
+  size_t num_tokens() const override { return vocabulary_.size(); }
 
  private:
   struct Rule {

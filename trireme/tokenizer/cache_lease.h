@@ -30,9 +30,7 @@ class TextTokenizer::Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
-  WordCache& operator*() const {
-    return *cache_;
-  }
+  WordCache& operator*() const { return *cache_; }
 
  private:
   const TextTokenizer& owner_;

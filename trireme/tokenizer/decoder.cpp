@@ -23,17 +23,13 @@ void fuse(std::vector<std::string>& tokens) {
 
 class Fuse final : public Decoder {
  public:
-  void apply(std::vector<std::string>& tokens) const override {
-    fuse(tokens);
-  }
+  void apply(std::vector<std::string>& tokens) const override { fuse(tokens); }
 };
 
 class ByteLevel final : public Decoder {
  public:
   /// Steps behind this one need valid UTF-8.
-  void make_valid() {
-    make_valid_ = true;
-  }
+  void make_valid() { make_valid_ = true; }
   void apply(std::vector<std::string>& tokens) const override {
     for (std::string& token : tokens) {
       token = bytes_of_chars(token).value_or(token);

@@ -81,9 +81,7 @@ class Translation {
                      next);
   }
 
-  bool ahead(std::string_view text) const {
-    return in_.substr(at_, text.size()) == text;
-  }
+  bool ahead(std::string_view text) const { return in_.substr(at_, text.size()) == text; }
 
   void take(size_t bytes) {
     out_ += in_.substr(at_, bytes);

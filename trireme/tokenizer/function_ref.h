@@ -20,9 +20,7 @@ class FunctionRef<Result(Args...)> {
           return (*static_cast<std::remove_reference_t<Callable>*>(object))(std::forward<Args>(args)...);
         }) {}
 
-  Result operator()(Args... args) const {
-    return call_(object_, std::forward<Args>(args)...);
-  }
+  Result operator()(Args... args) const { return call_(object_, std::forward<Args>(args)...); }
 
  private:
   void* object_;

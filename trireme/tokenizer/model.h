@@ -24,13 +24,9 @@ class Vocabulary {
   int32_t need(std::string_view token, const char* needed_by, const std::string& where) const;
 
   /// Number of tokens; ids need not be dense.
-  size_t size() const {
-    return ids_.size();
-  }
+  size_t size() const { return ids_.size(); }
   /// By id; an id without a token has "".
-  const std::vector<std::string>& tokens() const {
-    return tokens_;
-  }
+  const std::vector<std::string>& tokens() const { return tokens_; }
   bool has_id(int32_t id) const {
     return id >= 0 && static_cast<size_t>(id) < known_.size() && known_[static_cast<size_t>(id)];
   }
@@ -38,9 +34,7 @@ class Vocabulary {
  private:
   struct Hash {
     using is_transparent = void;
-    size_t operator()(std::string_view text) const {
-      return std::hash<std::string_view>()(text);
-    }
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
   };
   std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> ids_;
   std::vector<std::string> tokens_;

@@ -42,9 +42,7 @@ class Form final : public Normalizer {
 
 class Lowercase final : public Normalizer {
  public:
-  bool apply(std::string& text) const override {
-    return for_each_char(text, append_lower);
-  }
+  bool apply(std::string& text) const override { return for_each_char(text, append_lower); }
 };
 
 class StripAccents final : public Normalizer {

@@ -212,12 +212,8 @@ class ByteLevel final : public PreTokenizer {
         use_regex_(use_regex),
         words_(Expression(kGpt2Expression, "GPT-2"), Behavior::isolated, false) {}
 
-  void turn_bytes_into_chars(bool on) {
-    byte_chars_ = on;
-  }
-  bool changes_nothing() const {
-    return !add_prefix_space_ && !use_regex_ && !byte_chars_;
-  }
+  void turn_bytes_into_chars(bool on) { byte_chars_ = on; }
+  bool changes_nothing() const { return !add_prefix_space_ && !use_regex_ && !byte_chars_; }
 
   void split(Word text, WordSink next) const override {
     std::string with_space;

@@ -33,12 +33,8 @@ class ByteTokenizer final : public Tokenizer {
  public:
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = false) const override;
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = false) const override;
-  int64_t vocab_size() const override {
-    return 256;
-  }
-  std::string describe() const override {
-    return "bytes (256 tokens)";
-  }
+  int64_t vocab_size() const override { return 256; }
+  std::string describe() const override { return "bytes (256 tokens)"; }
 };
 
 /// Makes the tokenizer that `spec` names:

@@ -34,9 +34,7 @@ class Trie {
   uint32_t walk(uint32_t node, std::string_view text) const;
 
   /// The value of the key that ends at `node`; -1 if none does.
-  int32_t value(uint32_t node) const {
-    return values_[node];
-  }
+  int32_t value(uint32_t node) const { return values_[node]; }
 
  private:
   static constexpr uint64_t kFree = ~uint64_t{0};
@@ -45,12 +43,8 @@ class Trie {
     uint32_t to = 0;
   };
 
-  static uint64_t edge_of(uint32_t node, char byte) {
-    return uint64_t{node} << 8 | static_cast<unsigned char>(byte);
-  }
-  static uint64_t slot_of(uint64_t edge) {
-    return (edge * 0x9e3779b97f4a7c15) >> 20;
-  }
+  static uint64_t edge_of(uint32_t node, char byte) { return uint64_t{node} << 8 | static_cast<unsigned char>(byte); }
+  static uint64_t slot_of(uint64_t edge) { return (edge * 0x9e3779b97f4a7c15) >> 20; }
   void put(const Edge& edge);
 
   std::vector<Edge> edges_ = std::vector<Edge>(16);

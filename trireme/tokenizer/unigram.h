@@ -23,19 +23,11 @@ class Unigram final : public Model {
 
   void encode(std::string_view word, std::vector<int32_t>& out) const override;
 
-  const char* name() const override {
-    return "Unigram";
-  }
+  const char* name() const override { return "Unigram"; }
   std::optional<int32_t> id_of(std::string_view token) const override;
-  const std::vector<std::string>& tokens() const override {
-    return tokens_;
-  }
-  bool has_id(int32_t id) const override {
-    return id >= 0 && static_cast<size_t>(id) < tokens_.size();
-  }
-  size_t num_tokens() const override {
-    return tokens_.size();
-  }
+  const std::vector<std::string>& tokens() const override { return tokens_; }
+  bool has_id(int32_t id) const override { return id >= 0 && static_cast<size_t>(id) < tokens_.size(); }
+  size_t num_tokens() const override { return tokens_.size(); }
 
  private:
   void unknown(std::string_view chars, std::vector<int32_t>& reversed) const;

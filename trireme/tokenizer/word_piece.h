@@ -23,21 +23,11 @@ class WordPiece final : public Model {
 
   void encode(std::string_view word, std::vector<int32_t>& out) const override;
 
-  const char* name() const override {
-    return "WordPiece";
-  }
-  std::optional<int32_t> id_of(std::string_view token) const override {
-    return vocabulary_.id_of(token);
-  }
-  const std::vector<std::string>& tokens() const override {
-    return vocabulary_.tokens();
-  }
-  bool has_id(int32_t id) const override {
-    return vocabulary_.has_id(id);
-  }
-  size_t num_tokens() const override {
-    return vocabulary_.size();
-  }
+  const char* name() const override { return "WordPiece"; }
+  std::optional<int32_t> id_of(std::string_view token) const override { return vocabulary_.id_of(token); }
+  const std::vector<std::string>& tokens() const override { return vocabulary_.tokens(); }
+  bool has_id(int32_t id) const override { return vocabulary_.has_id(id); }
+  size_t num_tokens() const override { return vocabulary_.size(); }
 
  private:
   bool take_apart(std::string_view word, std::vector<int32_t>& out) const;

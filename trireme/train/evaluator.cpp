@@ -68,9 +68,7 @@ class SignsOfLife {
     }
     return Clock::now() - last_ > patience_;
   }
-  double patience() const {
-    return patience_.count();
-  }
+  double patience() const { return patience_.count(); }
 
  private:
   bool is_locked() const {

@@ -130,9 +130,7 @@ class ModelType {
   bool tensor = false;
   bool context = false;
 
-  bool has_layers() const {
-    return layers_ != nullptr;
-  }
+  bool has_layers() const { return layers_ != nullptr; }
   Task make(const ModelContext& context) const;
 
  private:
@@ -179,9 +177,7 @@ class Registry {
   /// Registers "data": {"type": `type`}. The keys shuffle and prefetch are read before, as for every type.
   void data(const std::string& type, ReadData read);
 
-  const config::RunTypes& types() const {
-    return types_;
-  }
+  const config::RunTypes& types() const { return types_; }
   /// The model of a run file read with types().
   Task make_task(const ModelContext& context) const;
   /// Its data. Collective over the world. Errors: InputError on every rank if one cannot open its own.

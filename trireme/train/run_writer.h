@@ -22,9 +22,7 @@ class NotSavedError : public Error {
   NotSavedError(const std::string& why, const std::string& next, bool is_worker)
       : Error("train", concat("training is done but the last checkpoint could not be saved: ", why), next),
         is_worker_(is_worker) {}
-  int exit_code() const noexcept override {
-    return is_worker_ ? launch::kNotSaved : 1;
-  }
+  int exit_code() const noexcept override { return is_worker_ ? launch::kNotSaved : 1; }
 
  private:
   bool is_worker_;
@@ -45,20 +43,12 @@ class RunWriter {
         worker_(worker),
         token_(std::make_shared<RunToken>(RunToken::of_environment(folder / "logs"))) {}
 
-  const std::shared_ptr<RunToken>& token() const {
-    return token_;
-  }
-  bool writes() const {
-    return log_.has_value();
-  }
+  const std::shared_ptr<RunToken>& token() const { return token_; }
+  bool writes() const { return log_.has_value(); }
   /// Another worker has taken over, and this one has not seen itself second since.
-  bool handed_over() const {
-    return handed_over_;
-  }
+  bool handed_over() const { return handed_over_; }
   /// `is_sure`: if this one is still, or again, first, the other one is lost, and begin() may follow.
-  void note_first(bool is_first, bool is_sure) {
-    handed_over_ = handed_over_ && is_first && !is_sure;
-  }
+  void note_first(bool is_first, bool is_sure) { handed_over_ = handed_over_ && is_first && !is_sure; }
   /// Makes this process the writer. A worker claims the folder.
   void begin(const config::RunConfig& run, const Task& task, engine::Engine& engine, const data::Datasets& datasets,
              std::optional<int64_t> resumed_step) {
@@ -69,9 +59,7 @@ class RunWriter {
       log_.emplace(folder_, run, task, engine, datasets, resumed_step, *token_);
     });
   }
-  void stop() {
-    log_.reset();
-  }
+  void stop() { log_.reset(); }
 
   /// Runs an action that writes, a save for instance.
   template <typename Action>

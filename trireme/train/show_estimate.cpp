@@ -68,9 +68,7 @@ struct Shown {
                          : estimate::need_of(memory, run.ranks_of_stage());
   }
   /// Peak of the largest rank: GPU memory if the measured run trained on one, else host memory.
-  int64_t measured_peak() const {
-    return measured->device_peak_bytes.value_or(measured->peak_rss_bytes);
-  }
+  int64_t measured_peak() const { return measured->device_peak_bytes.value_or(measured->peak_rss_bytes); }
   int64_t estimated_peak() const {
     int64_t most = 0;
     for (const StageMemory& stage : memory) {

@@ -18,9 +18,7 @@ class TrafficMeter {
     skip_files(engine);
   }
   /// The same for files only: a checkpoint reads all states.
-  void skip_files(const engine::Engine& engine) {
-    files_ = engine.offload_traffic().value_or(offload::Traffic());
-  }
+  void skip_files(const engine::Engine& engine) { files_ = engine.offload_traffic().value_or(offload::Traffic()); }
   /// Adds a step's traffic to its metrics.
   void measure(const engine::Engine& engine, monitor::StepMetrics& step) {
     step.comm_bytes = 0;

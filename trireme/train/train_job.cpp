@@ -191,9 +191,7 @@ class SavedStep {
     return nothing_saved() ? *began_at_ : std::max<int64_t>(0, checkpoint::step_of(tag_in(latest_)));
   }
   /// The job began at --resume PATH and has saved nothing so far.
-  bool nothing_saved() const {
-    return began_at_ && identity() == before_;
-  }
+  bool nothing_saved() const { return began_at_ && identity() == before_; }
 
  private:
   // Opens the file again after each save, which replaces it.

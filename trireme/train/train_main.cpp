@@ -67,9 +67,7 @@ struct Start {
     set_failed_status(command);
     return train_job(command, program);
   }
-  int operator()(const EstimateCommand& command) const {
-    return show_estimate(command, program);
-  }
+  int operator()(const EstimateCommand& command) const { return show_estimate(command, program); }
   int operator()(const PlanCommand& command) const {
     if (command.calibrate) {
       throw InputError("plan", "this program cannot measure a machine", "Use trireme plan --calibrate.");

@@ -110,19 +110,13 @@ class TrainRun {
     return worker_ && (!engine_->workers()->is_first() || others_are_done_ || writer_.handed_over());
   }
   /// True for the rank that writes.
-  bool is_first() const {
-    return world_.rank() == 0 && !is_silent();
-  }
+  bool is_first() const { return world_.rank() == 0 && !is_silent(); }
   /// True for one of several replicas that may be lost and join.
-  bool comes_and_goes() const {
-    return worker_ && run_.engine.averaging.elastic;
-  }
+  bool comes_and_goes() const { return worker_ && run_.engine.averaging.elastic; }
   bool is_done_by_others() const;
   void share_duties(bool at_the_end = false);
   /// Number of all ranks, including those of other workers and replicas: they divide the samples of a step.
-  int64_t ranks_of_run() const {
-    return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size();
-  }
+  int64_t ranks_of_run() const { return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size(); }
   bool shards_parameters() const {
     const int ranks = mesh_.group({mesh::Axis::data, mesh::Axis::context}).size();
     return engine::sharding_of(run_.engine, ranks, device_).parameters;
@@ -130,9 +124,7 @@ class TrainRun {
   at::Device choose_device();
   mesh::Mesh make_mesh();
   void prepare_room();
-  static void return_blocks_of(int64_t bytes) {
-    ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(bytes));
-  }
+  static void return_blocks_of(int64_t bytes) { ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(bytes)); }
   data::Datasets open_data();
   Task build_task();
   std::optional<RunStart> begin() const;
@@ -145,9 +137,7 @@ class TrainRun {
   std::string next_run() const;
   int leave();
   // True if `every` divides one of the steps (before, step].
-  static bool due(int64_t before, int64_t step, int64_t every) {
-    return every > 0 && step / every > before / every;
-  }
+  static bool due(int64_t before, int64_t step, int64_t every) { return every > 0 && step / every > before / every; }
 
   const TrainCommand& command_;
   const Registry& registry_;

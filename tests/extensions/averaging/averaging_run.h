@@ -74,9 +74,7 @@ struct AveragingRun {
     }
     made = initialize(world, options);
   }
-  Engine& engine() {
-    return *made.engine;
-  }
+  Engine& engine() { return *made.engine; }
   double train(int steps) {
     double loss = 0;
     for (int i = 0; i < steps; ++i) {
@@ -84,9 +82,7 @@ struct AveragingRun {
     }
     return loss;
   }
-  std::vector<at::Tensor> parameters() {
-    return engine().module().parameters();
-  }
+  std::vector<at::Tensor> parameters() { return engine().module().parameters(); }
   std::vector<at::Tensor> copied_parameters() {
     std::vector<at::Tensor> copies;
     for (const at::Tensor& parameter : parameters()) {
@@ -116,13 +112,9 @@ class PlainReplicas {
     }
   }
   /// A replica ends: it neither steps nor counts.
-  void lose(int replica) {
-    there_[replica] = false;
-  }
+  void lose(int replica) { there_[replica] = false; }
   /// It comes again: at the next meeting it takes the mean, and the first replica's optimizer states.
-  void come(int replica) {
-    comes_ = replica;
-  }
+  void come(int replica) { comes_ = replica; }
   /// Each replica's loss in step `number`, from 1 on.
   std::vector<double> step(int64_t number) {
     const int64_t replicas = std::ssize(models_);
@@ -149,9 +141,7 @@ class PlainReplicas {
     }
     return losses;
   }
-  std::vector<at::Tensor> parameters(int replica) const {
-    return models_[replica]->parameters();
-  }
+  std::vector<at::Tensor> parameters(int replica) const { return models_[replica]->parameters(); }
   std::vector<at::Tensor> mean() const {
     std::vector<at::Tensor> means;
     for (size_t i = 0; i < slow_.size(); ++i) {
@@ -166,9 +156,7 @@ class PlainReplicas {
   }
 
  private:
-  double living() const {
-    return static_cast<double>(std::count(there_.begin(), there_.end(), true));
-  }
+  double living() const { return static_cast<double>(std::count(there_.begin(), there_.end(), true)); }
   static models::Gpt make() {
     torch::manual_seed(7); // as every rank
     return models::Gpt(small_gpt());

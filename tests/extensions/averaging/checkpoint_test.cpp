@@ -52,12 +52,8 @@ struct Resumed {
 
 class CheckpointFolder {
  protected:
-  CheckpointFolder() {
-    fs::remove_all(folder_);
-  }
-  ~CheckpointFolder() {
-    fs::remove_all(folder_);
-  }
+  CheckpointFolder() { fs::remove_all(folder_); }
+  ~CheckpointFolder() { fs::remove_all(folder_); }
   fs::path folder_ = fs::path(testing::TempDir()) / concat("trireme_averaging_", ::getpid());
 };
 

@@ -56,9 +56,7 @@ class ElasticAveraging : public horovod::elastic::ElasticTest {
       : folder_(std::filesystem::path(testing::TempDir()) / concat("trireme_elastic_averaging_", ::getpid())) {
     std::filesystem::create_directories(folder_);
   }
-  ~ElasticAveraging() override {
-    std::filesystem::remove_all(folder_);
-  }
+  ~ElasticAveraging() override { std::filesystem::remove_all(folder_); }
   std::function<void(InitializeOptions&)> replica(int number, int of, std::chrono::milliseconds patience = 60s) const {
     return [this, number, of, patience](InitializeOptions& options) {
       options.sync = parallel::replica_sync(options.config.averaging, {.replica = number,
@@ -72,9 +70,7 @@ class ElasticAveraging : public horovod::elastic::ElasticTest {
     options.elastic = true;
     return options;
   }
-  static comm::World alone() {
-    return comm::World::connect(comm::Environment());
-  }
+  static comm::World alone() { return comm::World::connect(comm::Environment()); }
   // Until process `number` of the job waits for a meeting.
   void wait_for_process(int number) const {
     const auto client = store::Client::connect(store(), store::Secret::from_environment(), "",
@@ -195,12 +191,8 @@ class DeadlyStore final : public bucket::StateStore {
     }
     return memory_->acquire(buffer, bucket);
   }
-  void release(int64_t buffer, int64_t bucket, bool modified) override {
-    memory_->release(buffer, bucket, modified);
-  }
-  void prefetch(int64_t buffer, int64_t bucket) override {
-    memory_->prefetch(buffer, bucket);
-  }
+  void release(int64_t buffer, int64_t bucket, bool modified) override { memory_->release(buffer, bucket, modified); }
+  void prefetch(int64_t buffer, int64_t bucket) override { memory_->prefetch(buffer, bucket); }
   int acquired = 0;
   int last = -1;
 

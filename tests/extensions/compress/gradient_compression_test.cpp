@@ -34,9 +34,7 @@ class GradientCompressionTest : public testing::TestWithParam<int> {
  protected:
   GradientCompressionTest()
       : folder_(fs::path(testing::TempDir()) / concat("trireme_gradient_compression_", ::getpid())) {}
-  ~GradientCompressionTest() override {
-    fs::remove_all(folder_);
-  }
+  ~GradientCompressionTest() override { fs::remove_all(folder_); }
   fs::path folder_;
 };
 

@@ -21,9 +21,7 @@ using testing::IsEmpty;
 class OneBitAdamStateTest : public testing::TestWithParam<int> {
  protected:
   OneBitAdamStateTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_one_bit_state_", ::getpid())) {}
-  ~OneBitAdamStateTest() override {
-    fs::remove_all(folder_);
-  }
+  ~OneBitAdamStateTest() override { fs::remove_all(folder_); }
   fs::path folder_;
 };
 

@@ -106,9 +106,7 @@ class CompressedTensorStateTest : public testing::Test {
  protected:
   CompressedTensorStateTest()
       : folder_(fs::path(testing::TempDir()) / concat("trireme_compressed_tensor_", ::getpid())) {}
-  ~CompressedTensorStateTest() override {
-    fs::remove_all(folder_);
-  }
+  ~CompressedTensorStateTest() override { fs::remove_all(folder_); }
 
   static std::map<std::string, config::EngineConfig> configs() {
     return {

@@ -24,12 +24,8 @@ using testing::IsEmpty;
 /// Ranks and ZeRO stage.
 class OneBitAdamTest : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
-  static int ranks() {
-    return std::get<0>(GetParam());
-  }
-  static int stage() {
-    return std::get<1>(GetParam());
-  }
+  static int ranks() { return std::get<0>(GetParam()); }
+  static int stage() { return std::get<1>(GetParam()); }
 };
 
 TEST_P(OneBitAdamTest, TheWarmUpIsAdamBitForBit) {

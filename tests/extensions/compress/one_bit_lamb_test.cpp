@@ -35,15 +35,9 @@ Compression lamb(const std::string& type, std::optional<int64_t> freeze_step, do
 class OneBitLambTest : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
   OneBitLambTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_one_bit_lamb_", ::getpid())) {}
-  ~OneBitLambTest() override {
-    fs::remove_all(folder_);
-  }
-  static int ranks() {
-    return std::get<0>(GetParam());
-  }
-  static int stage() {
-    return std::get<1>(GetParam());
-  }
+  ~OneBitLambTest() override { fs::remove_all(folder_); }
+  static int ranks() { return std::get<0>(GetParam()); }
+  static int stage() { return std::get<1>(GetParam()); }
   fs::path folder_;
 };
 

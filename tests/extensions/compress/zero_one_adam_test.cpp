@@ -83,9 +83,7 @@ TEST(IntervalsTest, AreTheReferences) {
 class ZeroOneAdamTest : public testing::TestWithParam<int> {
  protected:
   ZeroOneAdamTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_zero_one_", ::getpid())) {}
-  ~ZeroOneAdamTest() override {
-    fs::remove_all(folder_);
-  }
+  ~ZeroOneAdamTest() override { fs::remove_all(folder_); }
   fs::path folder_;
 };
 

@@ -96,9 +96,7 @@ class CppWorker {
       client->call(Json({{"op", "leave"}}).dump())->wait(trireme::test::soon());
     }
   }
-  torch::Tensor flat() const {
-    return model_.flat();
-  }
+  torch::Tensor flat() const { return model_.flat(); }
 
  private:
   template <typename Header>
@@ -151,16 +149,12 @@ class GrpcWorkerTest : public testing::Test {
     write(folder_ + "/secret", trireme::test::kAccess.secret);
     write(folder_ + "/samples", std::string(static_cast<const char*>(samples_.data_ptr()), samples_.nbytes()));
   }
-  void TearDown() override {
-    std::filesystem::remove_all(folder_);
-  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
   static void write(const std::string& path, const std::string& bytes) {
     std::ofstream(path, std::ios::binary) << bytes;
     std::filesystem::permissions(path, std::filesystem::perms::owner_read);
   }
-  torch::Tensor batch(int step) const {
-    return samples_.slice(0, step % 10 * kBatch, (step % 10 + 1) * kBatch);
-  }
+  torch::Tensor batch(int step) const { return samples_.slice(0, step % 10 * kBatch, (step % 10 + 1) * kBatch); }
 
   struct Outcome {
     torch::Tensor parameters;

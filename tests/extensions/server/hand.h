@@ -60,9 +60,7 @@ class Hand {
         with_room ? std::span<std::byte>(asked->room) : std::span<std::byte>());
     return asked;
   }
-  static json answer(const Asked& asked) {
-    return json::parse(asked.call->wait(soon()));
-  }
+  static json answer(const Asked& asked) { return json::parse(asked.call->wait(soon())); }
   std::shared_ptr<Asked> push_pull(int64_t clock, const Values& gradient, json more = json::object()) {
     json header = {{"op", "push_pull"}, {"worker", worker_}, {"clock", clock}};
     header.update(more);
@@ -79,9 +77,7 @@ class Hand {
     header.update(more);
     return send(header, nullptr, true);
   }
-  json status() {
-    return ask({{"op", "status"}});
-  }
+  json status() { return ask({{"op", "status"}}); }
   Values values() {
     const auto asked = send({{"op", "pull"}, {"clock", 0}}, nullptr, true);
     answer(*asked);
@@ -96,9 +92,7 @@ class Hand {
   json set(int64_t number, const Values& values, int64_t steps) {
     return ask({{"op", "set"}, {"worker", worker_}, {"number", number}, {"steps", steps}}, &values);
   }
-  void init(const Values& first) {
-    ask({{"op", "init"}}, &first);
-  }
+  void init(const Values& first) { ask({{"op", "init"}}, &first); }
 
   /// The server's.
   const std::string address;

@@ -37,9 +37,7 @@ struct Counter {
     engine.backward(engine.forward(data::Batch{{torch::ones({2, 4})}, {torch::ones({2})}, 2}));
     engine.step();
   }
-  double value() const {
-    return model->weight.detach()[0][0].item<double>();
-  }
+  double value() const { return model->weight.detach()[0][0].item<double>(); }
 };
 
 void wait_for(const std::filesystem::path& file) {
@@ -93,12 +91,8 @@ void train_alone(const ServerJob& job, comm::World& world, int number, const opt
 
 class ServersResumeTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::filesystem::remove_all(folder);
-  }
-  void TearDown() override {
-    std::filesystem::remove_all(folder);
-  }
+  void SetUp() override { std::filesystem::remove_all(folder); }
+  void TearDown() override { std::filesystem::remove_all(folder); }
   void save(const optim::Rule& rule) {
     ServerJob job(2, servers(ServerOptions::Mode::async));
     EXPECT_THAT(job.run([&](int number, comm::World& world) { train_alone(job, world, number, rule, folder); }),

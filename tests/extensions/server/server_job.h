@@ -61,9 +61,7 @@ class ServerJob {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
-  ~ServerJob() {
-    std::filesystem::remove_all(folder_);
-  }
+  ~ServerJob() { std::filesystem::remove_all(folder_); }
 
   /// Runs `body` in each worker, with its number and a world of one rank. Returns what run_ranks() does; what the
   /// servers did is in counters().
@@ -137,18 +135,14 @@ class ServerJob {
     text >> counters.updates >> counters.accepted >> counters.dropped >> counters.lost >> counters.largest_staleness;
     return counters;
   }
-  const std::filesystem::path& folder() const {
-    return folder_;
-  }
+  const std::filesystem::path& folder() const { return folder_; }
 
  private:
   static int& next() {
     static int number = 0;
     return number;
   }
-  static rpc::Access access() {
-    return {.secret = "32 bytes that this job alone has", .job = "test"};
-  }
+  static rpc::Access access() { return {.secret = "32 bytes that this job alone has", .job = "test"}; }
 
   int workers_;
   Options options_;

@@ -31,12 +31,8 @@ constexpr int kSparseSteps = 20;
 /// Short texts, each of a few of the words, and a number that follows from them.
 class Texts : public data::Dataset {
  public:
-  int64_t size() const override {
-    return 192;
-  }
-  static int64_t word(int64_t text, int64_t place) {
-    return (text * 37 + place * place * 11) % kWords;
-  }
+  int64_t size() const override { return 192; }
+  static int64_t word(int64_t text, int64_t place) { return (text * 37 + place * place * 11) % kWords; }
   data::Batch get(std::span<const int64_t> indices) const override {
     const auto count = std::ssize(indices);
     at::Tensor words = torch::empty({count, kLength}, torch::kInt64);
@@ -49,9 +45,7 @@ class Texts : public data::Dataset {
     }
     return {{words}, {numbers}, count};
   }
-  std::string describe() const override {
-    return "texts";
-  }
+  std::string describe() const override { return "texts"; }
   /// Of the texts of a worker in a step, or of all workers.
   static std::set<int64_t> words_of(int step, int64_t first, int64_t stride) {
     std::set<int64_t> words;

@@ -142,9 +142,7 @@ class Job {
                                   later()),
                               false, number, false};
   }
-  Task& task(const std::string& kind, int number) {
-    return tasks_[concat(kind, ' ', number)];
-  }
+  Task& task(const std::string& kind, int number) { return tasks_[concat(kind, ' ', number)]; }
   Clock::duration later() {
     auto& random = simulator_.random();
     return random.between(milliseconds(0), milliseconds(random.chance(0.3) ? 400 : 5));
@@ -276,9 +274,7 @@ class Job {
   }
 
   // A server that has ended has updates after its last snapshot no more.
-  bool may_have_lost() const {
-    return options_.snapshot_every > 1 && server_faults_ > 0;
-  }
+  bool may_have_lost() const { return options_.snapshot_every > 1 && server_faults_ > 0; }
 
   // Where it goes on is between the slowest and the fastest.
   void check_position(int number, int64_t step) {
@@ -394,12 +390,8 @@ class Job {
 
 class ServersSimulation : public testing::Test {
  protected:
-  void SetUp() override {
-    at::set_num_threads(1);
-  }
-  void TearDown() override {
-    log::set_sink(nullptr);
-  }
+  void SetUp() override { at::set_num_threads(1); }
+  void TearDown() override { log::set_sink(nullptr); }
 };
 
 TEST_F(ServersSimulation, NothingIsLostOrCountedTwiceAndEveryJobEnds) {

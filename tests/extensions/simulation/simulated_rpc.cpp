@@ -148,9 +148,7 @@ class SimulatedCall final : public rpc::Call {
     host_->simulator.begin_call();
     return host_->simulator.block_until(time, [this] { return done(); });
   }
-  bool done() const override {
-    return asked_->reply || connection_->broken;
-  }
+  bool done() const override { return asked_->reply || connection_->broken; }
 
  private:
   std::shared_ptr<Host> host_;
@@ -185,12 +183,8 @@ class SimulatedClient final : public rpc::Client {
     }
     return std::make_shared<SimulatedCall>(host_, connection_, std::move(asked));
   }
-  int64_t bytes_sent() const override {
-    return sent_;
-  }
-  int64_t bytes_received() const override {
-    return connection_->received;
-  }
+  int64_t bytes_sent() const override { return sent_; }
+  int64_t bytes_received() const override { return connection_->received; }
 
  private:
   std::shared_ptr<Host> host_;
@@ -216,9 +210,7 @@ class SimulatedServer final : public rpc::Server {
       simulator.wake(process);
     }
   }
-  ~SimulatedServer() override {
-    host_->end_of_server(name_, service_);
-  }
+  ~SimulatedServer() override { host_->end_of_server(name_, service_); }
   std::optional<rpc::Event> next(std::chrono::milliseconds timeout) override {
     Simulator& simulator = host_->simulator;
     simulator.begin_call();
@@ -253,9 +245,7 @@ class SimulatedServer final : public rpc::Server {
     });
     host_->simulator.sent();
   }
-  std::string address() const override {
-    return "sim://" + name_;
-  }
+  std::string address() const override { return "sim://" + name_; }
 
  private:
   std::shared_ptr<Host> host_;

@@ -52,9 +52,7 @@ class ElasticTrainTest : public RunFolder {
                   "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx ", variable,
                   " && kill -9 $p; done) & ");
   }
-  static int rounds() {
-    return std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 1;
-  }
+  static int rounds() { return std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 1; }
 };
 
 TEST_F(ElasticTrainTest, WithNobodyLostHasTheLossesOfOneWorld) {

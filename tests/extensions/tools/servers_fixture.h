@@ -38,9 +38,7 @@ class ServersTrainTest : public RunFolder {
     }
     return all;
   }
-  std::map<int64_t, double> losses(const std::string& out) {
-    return values(out + "/metrics.jsonl", "loss");
-  }
+  std::map<int64_t, double> losses(const std::string& out) { return values(out + "/metrics.jsonl", "loss"); }
   // A shell command that kills the task with this variable as soon as metrics.jsonl has `lines` lines and `condition`
   // holds.
   std::string killer(const std::string& out, int lines, const std::string& variable,
@@ -76,9 +74,7 @@ class ServersTrainTest : public RunFolder {
     }
     return account;
   }
-  static int rounds() {
-    return std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 1;
-  }
+  static int rounds() { return std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 1; }
 };
 
 } // namespace trireme::tools

@@ -27,9 +27,7 @@ class ServersResumeTrainTest : public RunFolder {
     const std::string command = concat(" train ", path("servers.json"), " -n ", workers, " --out ", path(out), ' ');
     return sh(concat(before, kTrireme, command, more));
   }
-  static std::string with_fault(const std::string& fault) {
-    return concat("TRIREME_FAULT=\"", fault, "\" ");
-  }
+  static std::string with_fault(const std::string& fault) { return concat("TRIREME_FAULT=\"", fault, "\" "); }
   std::map<int64_t, double> losses_of(const std::string& out) {
     std::map<int64_t, double> all;
     std::istringstream lines(read_file(folder / out / "metrics.jsonl"));

@@ -36,9 +36,7 @@ class Scratch {
     EXPECT_TRUE(fs::is_empty(path_));
     fs::remove_all(path_);
   }
-  std::string path() const {
-    return path_.string();
-  }
+  std::string path() const { return path_.string(); }
 
  private:
   fs::path path_;

@@ -50,12 +50,8 @@ class Engines : public testing::TestWithParam<std::tuple<bool, bool>> {
       GTEST_SKIP() << "there is no io_uring here";
     }
   }
-  static bool uring() {
-    return std::get<0>(GetParam());
-  }
-  static bool direct() {
-    return std::get<1>(GetParam());
-  }
+  static bool uring() { return std::get<0>(GetParam()); }
+  static bool direct() { return std::get<1>(GetParam()); }
   File file_of(int64_t bytes, const std::string& name = "file") const {
     return File::create(folder_.path / name, bytes, direct());
   }

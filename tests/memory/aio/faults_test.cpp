@@ -74,12 +74,8 @@ class FaultsTest : public testing::Test {
     }
     return count;
   }
-  std::filesystem::path log() const {
-    return folder_.path / "strace";
-  }
-  std::string file() const {
-    return (folder_.path / "file").string();
-  }
+  std::filesystem::path log() const { return folder_.path / "strace"; }
+  std::string file() const { return (folder_.path / "file").string(); }
 
   const ScratchFolder folder_{make_scratch_folder("trireme-aio")};
 };

@@ -38,9 +38,7 @@ class SmallDisk {
   }
   SmallDisk(const SmallDisk&) = delete;
   SmallDisk& operator=(const SmallDisk&) = delete;
-  const std::string& skip_reason() const {
-    return skip_reason_;
-  }
+  const std::string& skip_reason() const { return skip_reason_; }
 
  private:
   std::string skip_reason_;

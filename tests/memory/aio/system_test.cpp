@@ -43,9 +43,7 @@ class Logged {
       text_ += line;
     });
   }
-  ~Logged() {
-    log::set_sink(nullptr);
-  }
+  ~Logged() { log::set_sink(nullptr); }
   std::string text() {
     const std::lock_guard lock(mutex_);
     return text_;

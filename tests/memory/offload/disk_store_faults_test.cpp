@@ -98,9 +98,7 @@ struct RefusedWrites {
     const rlimit none{0, before.rlim_max};
     EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
   }
-  ~RefusedWrites() {
-    ::setrlimit(RLIMIT_FSIZE, &before);
-  }
+  ~RefusedWrites() { ::setrlimit(RLIMIT_FSIZE, &before); }
 };
 
 TEST(DiskStoreFaultsTest, WhatCouldNotBeWrittenIsLostAndSaysSo) {

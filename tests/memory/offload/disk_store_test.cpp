@@ -114,9 +114,7 @@ class Chance {
     Parts expected;
   };
 
-  int below(int n) {
-    return static_cast<int>(random_() % static_cast<uint32_t>(n));
-  }
+  int below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
   void change(const Parts& parts, Parts& expected) {
     for (const at::Tensor& part : parts) {
       at::Tensor(part).copy_(at::arange(part.numel()).mul(below(7)).add(below(100)).remainder(251));

@@ -50,12 +50,8 @@ class Holder {
       pid_ = 0;
     }
   }
-  ~Holder() {
-    kill();
-  }
-  pid_t pid() const {
-    return pid_;
-  }
+  ~Holder() { kill(); }
+  pid_t pid() const { return pid_; }
 
  private:
   pid_t pid_ = 0;

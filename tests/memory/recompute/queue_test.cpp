@@ -12,9 +12,7 @@ namespace {
 class Hook : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit Hook(std::function<void()> f) : f_(std::move(f)) {}
-  void operator()(const torch::autograd::Variable&) override {
-    f_();
-  }
+  void operator()(const torch::autograd::Variable&) override { f_(); }
 
  private:
   std::function<void()> f_;

@@ -23,9 +23,7 @@ struct BlockImpl : torch::nn::Module {
     up = register_module("up", torch::nn::Linear(8, 32));
     down = register_module("down", torch::nn::Linear(32, 8));
   }
-  at::Tensor forward(const at::Tensor& x) {
-    return x + down(torch::dropout(torch::gelu(up(x)), 0.3, is_training()));
-  }
+  at::Tensor forward(const at::Tensor& x) { return x + down(torch::dropout(torch::gelu(up(x)), 0.3, is_training())); }
   torch::nn::Linear up{nullptr};
   torch::nn::Linear down{nullptr};
 };

@@ -40,12 +40,8 @@ Written written_out(const Block& block, const at::Tensor& dout) {
 /// Both forms of the block, flash and matrix products, against softmax written out with a matrix of all scores.
 class ContextBlockTest : public testing::TestWithParam<bool> {
  protected:
-  void SetUp() override {
-    at::globalContext().setSDPUseFlash(GetParam());
-  }
-  void TearDown() override {
-    at::globalContext().setSDPUseFlash(true);
-  }
+  void SetUp() override { at::globalContext().setSDPUseFlash(GetParam()); }
+  void TearDown() override { at::globalContext().setSDPUseFlash(true); }
 };
 
 TEST_P(ContextBlockTest, EqualsSoftmaxWrittenOut) {

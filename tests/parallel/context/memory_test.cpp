@@ -113,9 +113,7 @@ class DataLimit {
     limit.rlim_cur = static_cast<rlim_t>(status("VmData") + bytes);
     setrlimit(RLIMIT_DATA, &limit);
   }
-  ~DataLimit() {
-    setrlimit(RLIMIT_DATA, &before_);
-  }
+  ~DataLimit() { setrlimit(RLIMIT_DATA, &before_); }
 
  private:
   rlimit before_;

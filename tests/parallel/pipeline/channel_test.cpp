@@ -120,9 +120,7 @@ class Arriving : public comm::Pending {
     }
     EXPECT_FALSE(tensor_.defined()) << "nothing was sent";
   }
-  bool done() override {
-    return !tensor_.defined() || !queue_.empty();
-  }
+  bool done() override { return !tensor_.defined() || !queue_.empty(); }
 
  private:
   std::deque<at::Tensor>& queue_;
@@ -132,12 +130,8 @@ class Arriving : public comm::Pending {
 class QueueBackend : public comm::Backend {
  public:
   QueueBackend(at::DeviceType type, int rank, Queues& queues) : Backend(rank, 2), type_(type), queues_(queues) {}
-  const char* name() const override {
-    return "queue";
-  }
-  bool moves(at::DeviceType type) const override {
-    return type == type_;
-  }
+  const char* name() const override { return "queue"; }
+  bool moves(at::DeviceType type) const override { return type == type_; }
   std::shared_ptr<comm::Pending> send(at::Tensor tensor, int, int tag) override {
     if (type_ == at::kCPU) {
       queues_.on_host[tag].push_back(tensor.clone());
@@ -155,27 +149,13 @@ class QueueBackend : public comm::Backend {
     queues_.on_device.pop_front();
     return nullptr;
   }
-  std::shared_ptr<comm::Pending> all_reduce(at::Tensor, comm::ReduceOp) override {
-    return nullptr;
-  }
-  std::shared_ptr<comm::Pending> reduce_scatter(at::Tensor, at::Tensor, comm::ReduceOp) override {
-    return nullptr;
-  }
-  std::shared_ptr<comm::Pending> all_gather(at::Tensor, at::Tensor) override {
-    return nullptr;
-  }
-  std::shared_ptr<comm::Pending> broadcast(at::Tensor, int) override {
-    return nullptr;
-  }
-  std::shared_ptr<comm::Pending> all_to_all(at::Tensor, at::Tensor) override {
-    return nullptr;
-  }
-  std::shared_ptr<comm::Pending> barrier() override {
-    return nullptr;
-  }
-  int64_t bytes_sent() const override {
-    return 0;
-  }
+  std::shared_ptr<comm::Pending> all_reduce(at::Tensor, comm::ReduceOp) override { return nullptr; }
+  std::shared_ptr<comm::Pending> reduce_scatter(at::Tensor, at::Tensor, comm::ReduceOp) override { return nullptr; }
+  std::shared_ptr<comm::Pending> all_gather(at::Tensor, at::Tensor) override { return nullptr; }
+  std::shared_ptr<comm::Pending> broadcast(at::Tensor, int) override { return nullptr; }
+  std::shared_ptr<comm::Pending> all_to_all(at::Tensor, at::Tensor) override { return nullptr; }
+  std::shared_ptr<comm::Pending> barrier() override { return nullptr; }
+  int64_t bytes_sent() const override { return 0; }
   void interrupt() override {}
   void close() override {}
 

@@ -59,9 +59,7 @@ TORCH_MODULE(Stack);
 
 struct DoublingStackImpl : StackImpl {
   using StackImpl::StackImpl;
-  at::Tensor forward(const at::Tensor& x) {
-    return 2 * StackImpl::forward(x);
-  }
+  at::Tensor forward(const at::Tensor& x) { return 2 * StackImpl::forward(x); }
 };
 TORCH_MODULE(DoublingStack);
 

@@ -36,9 +36,7 @@ at::Tensor ones(int64_t n = 2) {
 
 // Hidden states with a mask, as transformer blocks pass them on.
 struct MaskedImpl : torch::nn::Module {
-  explicit MaskedImpl(int64_t width) {
-    linear = register_module("linear", torch::nn::Linear(width, width));
-  }
+  explicit MaskedImpl(int64_t width) { linear = register_module("linear", torch::nn::Linear(width, width)); }
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& mask) {
     return {linear(x).masked_fill(mask, 0), mask};
   }
@@ -47,9 +45,7 @@ struct MaskedImpl : torch::nn::Module {
 TORCH_MODULE(Masked);
 
 struct ListedImpl : torch::nn::Module {
-  Tensors forward(const Tensors& x) {
-    return {x.back(), x.front()};
-  }
+  Tensors forward(const Tensors& x) { return {x.back(), x.front()}; }
 };
 TORCH_MODULE(Listed);
 
@@ -58,9 +54,7 @@ struct PickyImpl : torch::nn::Module { // its constructor looks at values
     weight = register_parameter("weight", torch::full({width}, 3.0));
     extra = register_parameter("extra", torch::zeros({static_cast<int64_t>(weight[0].item<float>())}));
   }
-  at::Tensor forward(const at::Tensor& x) {
-    return x + weight;
-  }
+  at::Tensor forward(const at::Tensor& x) { return x + weight; }
   at::Tensor weight, extra;
 };
 

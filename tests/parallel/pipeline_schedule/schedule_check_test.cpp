@@ -49,9 +49,7 @@ class BrokenTest : public testing::Test {
  protected:
   Programs programs = make_programs(ScheduleKind::gpipe, kShape);
 
-  void refused(const std::vector<std::string>& words) const {
-    expect_refused(programs, kShape, words);
-  }
+  void refused(const std::vector<std::string>& words) const { expect_refused(programs, kShape, words); }
   std::string place(int stage, size_t instruction) const {
     return concat("stage ", stage, ", instruction ", instruction, " (", describe(programs[stage][instruction]), ')');
   }

@@ -17,9 +17,7 @@ using testing::HasSubstr;
 class TraceTest : public testing::Test {
  protected:
   TraceTest() : path(fs::path(testing::TempDir()) / concat("trireme_trace_", ::getpid(), ".json")) {}
-  ~TraceTest() override {
-    fs::remove(path);
-  }
+  ~TraceTest() override { fs::remove(path); }
 
   // Times in microseconds.
   void event(int rank, const std::string& name, double begin, double duration) {
@@ -41,9 +39,7 @@ class TraceTest : public testing::Test {
     write_file_atomically(path, concat(R"({"traceEvents":[)", events_, "]}"));
     return from_trace(path);
   }
-  void forget() {
-    events_.clear();
-  }
+  void forget() { events_.clear(); }
   void refused(const std::string& words) {
     try {
       read();

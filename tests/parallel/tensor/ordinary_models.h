@@ -19,9 +19,7 @@ struct MlpImpl : torch::nn::Module {
     register_module("fc1", fc1);
     register_module("fc2", fc2);
   }
-  at::Tensor forward(const at::Tensor& x) {
-    return fc2->forward(at::gelu(fc1->forward(x)));
-  }
+  at::Tensor forward(const at::Tensor& x) { return fc2->forward(at::gelu(fc1->forward(x))); }
   torch::nn::Linear fc1, fc2;
 };
 TORCH_MODULE(Mlp);
@@ -95,9 +93,7 @@ struct TiedModelImpl : torch::nn::Module {
     register_module("wte", wte);
     register_module("block", block);
   }
-  at::Tensor forward(const at::Tensor& ids) {
-    return at::linear(block->forward(wte->forward(ids)), wte->weight);
-  }
+  at::Tensor forward(const at::Tensor& ids) { return at::linear(block->forward(wte->forward(ids)), wte->weight); }
   torch::nn::Embedding wte;
   Block block;
 };

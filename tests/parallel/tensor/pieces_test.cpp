@@ -102,9 +102,7 @@ class AtProducts {
           return nullptr;
         }).scopes({at::RecordScope::FUNCTION}));
   }
-  ~AtProducts() {
-    at::removeCallback(handle_);
-  }
+  ~AtProducts() { at::removeCallback(handle_); }
 
   std::vector<int> states;
 

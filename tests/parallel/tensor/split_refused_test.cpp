@@ -176,9 +176,7 @@ struct ScaledMlp : torch::nn::Module {
     register_module("mlp", mlp);
     scale = register_parameter("scale", at::ones({1}));
   }
-  at::Tensor forward(const at::Tensor& x) {
-    return mlp->fc2->forward(at::gelu(mlp->fc1->forward(x)) * scale);
-  }
+  at::Tensor forward(const at::Tensor& x) { return mlp->fc2->forward(at::gelu(mlp->fc1->forward(x)) * scale); }
   test::Mlp mlp;
   at::Tensor scale;
 };

@@ -15,19 +15,11 @@ namespace trireme::estimate {
 /// may be the last to hold a message.
 class Allocated {
  public:
-  Allocated() : before_(counter().now.load()) {
-    restart();
-  }
+  Allocated() : before_(counter().now.load()) { restart(); }
   /// most() is that from here on.
-  void restart() const {
-    counter().most = counter().now.load();
-  }
-  int64_t now() const {
-    return counter().now - before_;
-  }
-  int64_t most() const {
-    return counter().most - before_;
-  }
+  void restart() const { counter().most = counter().now.load(); }
+  int64_t now() const { return counter().now - before_; }
+  int64_t most() const { return counter().most - before_; }
 
  private:
   /// libtorch's allocator, counted.
@@ -45,12 +37,8 @@ class Allocated {
       held_[place] = {std::move(data), static_cast<int64_t>(bytes)};
       return {place, place, &release, c10::Device(c10::DeviceType::CPU)};
     }
-    c10::DeleterFnPtr raw_deleter() const override {
-      return &release;
-    }
-    void copy_data(void* to, const void* from, size_t bytes) const override {
-      default_copy_data(to, from, bytes);
-    }
+    c10::DeleterFnPtr raw_deleter() const override { return &release; }
+    void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
     std::atomic<int64_t> now{0};
     std::atomic<int64_t> most{0};
 

@@ -16,16 +16,12 @@ class MachineMemoryTest : public testing::Test {
   MachineMemoryTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_memory_", ::getpid())) {
     write("proc/meminfo", "MemTotal: 32000 kB\nMemAvailable:   16000 kB\nSwapFree:  4000 kB\n");
   }
-  ~MachineMemoryTest() override {
-    fs::remove_all(folder_);
-  }
+  ~MachineMemoryTest() override { fs::remove_all(folder_); }
   void write(const std::string& name, const std::string& content) {
     fs::create_directories((folder_ / name).parent_path());
     write_file_atomically(folder_ / name, content);
   }
-  MemoryAtHand read() const {
-    return memory_at_hand(folder_ / "proc", folder_ / "cgroup");
-  }
+  MemoryAtHand read() const { return memory_at_hand(folder_ / "proc", folder_ / "cgroup"); }
   fs::path folder_;
 };
 

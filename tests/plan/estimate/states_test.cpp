@@ -30,16 +30,12 @@ int64_t resident() {
 
 class OneToken : public data::Dataset {
  public:
-  int64_t size() const override {
-    return 64;
-  }
+  int64_t size() const override { return 64; }
   data::Batch get(std::span<const int64_t> indices) const override {
     const at::Tensor tokens = torch::ones({std::ssize(indices), 4}, torch::kInt64);
     return {{tokens}, {tokens}, std::ssize(indices)};
   }
-  std::string describe() const override {
-    return "one token";
-  }
+  std::string describe() const override { return "one token"; }
 };
 
 engine::Initialized start(comm::World& world, const config::RunConfig& run) {

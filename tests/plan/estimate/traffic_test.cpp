@@ -21,18 +21,14 @@ using testing::IsEmpty;
 class Tokens : public data::Dataset {
  public:
   explicit Tokens(const models::GptOptions& options) : options_(options) {}
-  int64_t size() const override {
-    return 96;
-  }
+  int64_t size() const override { return 96; }
   data::Batch get(std::span<const int64_t> indices) const override {
     const at::Tensor tokens = torch::arange(options_.sequence_length * std::ssize(indices))
                                   .remainder(options_.vocab_size)
                                   .view({std::ssize(indices), -1});
     return {{tokens}, {tokens}, std::ssize(indices)};
   }
-  std::string describe() const override {
-    return "tokens";
-  }
+  std::string describe() const override { return "tokens"; }
 
  private:
   models::GptOptions options_;

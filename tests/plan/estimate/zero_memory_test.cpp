@@ -60,16 +60,12 @@ TORCH_MODULE(SmallModel);
 
 class OneRow : public data::Dataset {
  public:
-  int64_t size() const override {
-    return 64;
-  }
+  int64_t size() const override { return 64; }
   data::Batch get(std::span<const int64_t> indices) const override {
     return {
         {torch::ones({std::ssize(indices), kWidth})}, {torch::zeros({std::ssize(indices), 1})}, std::ssize(indices)};
   }
-  std::string describe() const override {
-    return "one row";
-  }
+  std::string describe() const override { return "one row"; }
 };
 
 config::EngineConfig config_of(int zero_stage) {

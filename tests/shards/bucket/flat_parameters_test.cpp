@@ -27,9 +27,7 @@ struct Model {
             {"second.weight", second->weight},
             {"second.bias", second->bias}};
   }
-  at::Tensor loss(const at::Tensor& x) {
-    return second->forward(torch::tanh(first->forward(x))).pow(2).sum();
-  }
+  at::Tensor loss(const at::Tensor& x) { return second->forward(torch::tanh(first->forward(x))).pow(2).sum(); }
 };
 
 Model copy_of(Model& model) {

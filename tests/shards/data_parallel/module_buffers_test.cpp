@@ -24,9 +24,7 @@ struct NormNetImpl : torch::nn::Module {
     norm = register_module("norm", torch::nn::BatchNorm1d(6));
     last = register_module("last", torch::nn::Linear(6, 1));
   }
-  at::Tensor loss(const at::Tensor& x) {
-    return last->forward(norm->forward(first->forward(x))).square().mean();
-  }
+  at::Tensor loss(const at::Tensor& x) { return last->forward(norm->forward(first->forward(x))).square().mean(); }
   at::Tensor buffers_flat() const {
     std::vector<at::Tensor> all;
     for (const at::Tensor& buffer : buffers()) {

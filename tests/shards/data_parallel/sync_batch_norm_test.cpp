@@ -36,9 +36,7 @@ struct Rows {
   std::vector<int64_t> per_row; // [C, ...]
   at::ScalarType type = at::kDouble;
 
-  int64_t of(int rank) const {
-    return rank + first;
-  }
+  int64_t of(int rank) const { return rank + first; }
   at::Tensor all(int ranks, int number) const {
     int64_t rows = 0;
     for (int rank = 0; rank < ranks; ++rank) {

@@ -11,9 +11,7 @@ namespace trireme::comm {
 struct Block {
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t count() const {
-    return end - begin;
-  }
+  int64_t count() const { return end - begin; }
 };
 
 /// Block `index` of `parts` nearly equal ones of `count` elements.
@@ -40,12 +38,8 @@ class Exchange {
   /// overlap. Both sides of a block give the same Arrival, because it decides how the block is cut.
   void step(int to, Block out, int from, Block in, Arrival arrival);
 
-  int64_t count() const {
-    return flat_.numel();
-  }
-  const Traffic& traffic() const {
-    return traffic_;
-  }
+  int64_t count() const { return flat_.numel(); }
+  const Traffic& traffic() const { return traffic_; }
 
  private:
   int64_t segment(Arrival arrival, const Block& block) const;

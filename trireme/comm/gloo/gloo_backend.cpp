@@ -102,13 +102,9 @@ class GlooBackend : public Backend {
     bytes_sent_ = 0;
   }
 
-  ~GlooBackend() override {
-    GlooBackend::close();
-  }
+  ~GlooBackend() override { GlooBackend::close(); }
 
-  const char* name() const override {
-    return "gloo";
-  }
+  const char* name() const override { return "gloo"; }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
     c10d::AllreduceOptions options;
@@ -167,9 +163,7 @@ class GlooBackend : public Backend {
     return all_reduce(at::zeros({1}, at::kByte), ReduceOp::max);
   }
 
-  void interrupt() override {
-    shared_->interrupt();
-  }
+  void interrupt() override { shared_->interrupt(); }
 
   void close() override {
     const std::lock_guard closing(close_mutex_);
@@ -188,9 +182,7 @@ class GlooBackend : public Backend {
   }
 
  private:
-  void count(int64_t bytes) {
-    bytes_sent_ += bytes;
-  }
+  void count(int64_t bytes) { bytes_sent_ += bytes; }
 
   template <typename Start>
   c10::intrusive_ptr<c10d::Work> start(const Start& begin) {

@@ -51,13 +51,9 @@ class HierarchicalBackend : public Backend {
           }
         }),
         thread_(std::make_unique<TaskThread>(interrupt_)) {}
-  ~HierarchicalBackend() override {
-    HierarchicalBackend::close();
-  }
+  ~HierarchicalBackend() override { HierarchicalBackend::close(); }
 
-  const char* name() const override {
-    return name_.c_str();
-  }
+  const char* name() const override { return name_.c_str(); }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
     check_type(tensor, "all_reduce");
@@ -117,9 +113,7 @@ class HierarchicalBackend : public Backend {
     });
   }
 
-  std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
-    return everyone_->all_to_all(out, in);
-  }
+  std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override { return everyone_->all_to_all(out, in); }
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
     return same_host(to) ? inner_->send(tensor, to % blocks_.per_host, tag) : everyone_->send(tensor, to, tag);
   }
@@ -127,16 +121,10 @@ class HierarchicalBackend : public Backend {
     return same_host(from) ? inner_->recv(tensor, from % blocks_.per_host, tag) : everyone_->recv(tensor, from, tag);
   }
 
-  at::Tensor allocate(int64_t numel, at::ScalarType type) override {
-    return inner_->allocate(numel, type);
-  }
-  int64_t bytes_sent() const override {
-    return inner_->bytes_sent() + outer_->bytes_sent() + everyone_->bytes_sent();
-  }
+  at::Tensor allocate(int64_t numel, at::ScalarType type) override { return inner_->allocate(numel, type); }
+  int64_t bytes_sent() const override { return inner_->bytes_sent() + outer_->bytes_sent() + everyone_->bytes_sent(); }
 
-  void interrupt() override {
-    interrupt_();
-  }
+  void interrupt() override { interrupt_(); }
   void close() override {
     if (!thread_) {
       return;
@@ -149,9 +137,7 @@ class HierarchicalBackend : public Backend {
   }
 
  private:
-  bool same_host(int member) const {
-    return member / blocks_.per_host == rank_ / blocks_.per_host;
-  }
+  bool same_host(int member) const { return member / blocks_.per_host == rank_ / blocks_.per_host; }
 
   std::shared_ptr<Pending> run(std::function<void()> steps) {
     if (!thread_) {

@@ -38,13 +38,9 @@ class MpiBackend : public Backend {
     const std::lock_guard lock(Runtime::process().mutex);
     largest_tag_ = Runtime::process().functions().largest_tag();
   }
-  ~MpiBackend() override {
-    MpiBackend::close();
-  }
+  ~MpiBackend() override { MpiBackend::close(); }
 
-  const char* name() const override {
-    return "mpi";
-  }
+  const char* name() const override { return "mpi"; }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
     const auto element = element_of(tensor.scalar_type(), "all_reduce", "MPI");
@@ -133,9 +129,7 @@ class MpiBackend : public Backend {
     });
   }
 
-  void interrupt() override {
-    core_->interrupted = true;
-  }
+  void interrupt() override { core_->interrupted = true; }
 
   void close() override {
     Runtime& runtime = Runtime::process();
@@ -158,9 +152,7 @@ class MpiBackend : public Backend {
   }
 
  private:
-  int64_t slice(const at::Tensor& whole) const {
-    return static_cast<int64_t>(whole.nbytes()) / size_;
-  }
+  int64_t slice(const at::Tensor& whole) const { return static_cast<int64_t>(whole.nbytes()) / size_; }
   static bool starts_inside(const at::Tensor& part, const at::Tensor& whole) {
     const auto* first = static_cast<const std::byte*>(whole.const_data_ptr());
     const auto* start = static_cast<const std::byte*>(part.const_data_ptr());

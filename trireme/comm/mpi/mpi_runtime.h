@@ -21,17 +21,11 @@ class Runtime {
   bool available();
   /// Loads the module and starts MPI, once. Errors: InputError when that is impossible.
   void start();
-  const Functions& functions() const {
-    return *functions_;
-  }
+  const Functions& functions() const { return *functions_; }
 
   /// Rank and size of MPI_COMM_WORLD.
-  int rank() const {
-    return rank_;
-  }
-  int size() const {
-    return size_;
-  }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
   /// "Open MPI v4.1.4".
   std::string library() const;
 

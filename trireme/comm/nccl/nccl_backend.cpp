@@ -56,9 +56,7 @@ class Core {
     ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", kCleanUpOnly, /*overwrite=*/0);
     open(Lane::collectives);
   }
-  ~Core() {
-    close();
-  }
+  ~Core() { close(); }
 
   /// Creates a communicator unless it exists: in the same order on all ranks.
   void open(Lane lane) {
@@ -91,14 +89,10 @@ class Core {
       throw Trouble(Trouble::Kind::interrupted, "interrupted");
     }
   }
-  bool interrupted() const {
-    return interrupted_;
-  }
+  bool interrupted() const { return interrupted_; }
   /// The GPU on which the group was opened. A thread's current GPU may differ: threads of autograd and of other groups
   /// begin operations too.
-  at::Device device() const {
-    return device_;
-  }
+  at::Device device() const { return device_; }
 
   /// Starts an operation, unless an earlier one has failed since the last check.
   template <typename Start>
@@ -270,12 +264,8 @@ class NcclPending : public Pending {
     waited_ = true;
   }
   /// True if the GPU has finished, not only if the operation is queued.
-  bool done() override {
-    return core_->interrupted() || work_->isCompleted();
-  }
-  std::shared_ptr<DeviceMark> mark() override {
-    return mark_;
-  }
+  bool done() override { return core_->interrupted() || work_->isCompleted(); }
+  std::shared_ptr<DeviceMark> mark() override { return mark_; }
 
  private:
   std::shared_ptr<Core> core_;
@@ -290,16 +280,10 @@ class NcclBackend : public Backend {
       : Backend(setup.rank, setup.size), core_(std::move(core)) {
     barrier()->wait(); // uses the communicator now: an unreachable GPU is then an error of opening the group
   }
-  ~NcclBackend() override {
-    NcclBackend::close();
-  }
+  ~NcclBackend() override { NcclBackend::close(); }
 
-  const char* name() const override {
-    return "nccl";
-  }
-  bool moves(at::DeviceType type) const override {
-    return type == at::kCUDA;
-  }
+  const char* name() const override { return "nccl"; }
+  bool moves(at::DeviceType type) const override { return type == at::kCUDA; }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
     c10d::AllreduceOptions options;
@@ -378,18 +362,12 @@ class NcclBackend : public Backend {
     bytes_sent_ = before;
   }
 
-  void interrupt() override {
-    core_->interrupt();
-  }
-  void close() override {
-    core_->close();
-  }
+  void interrupt() override { core_->interrupt(); }
+  void close() override { core_->close(); }
 
  private:
   /// Copied data may have any type; NCCL has no int16.
-  static at::Tensor bytes_of(const at::Tensor& tensor) {
-    return flat(tensor).view(at::kByte);
-  }
+  static at::Tensor bytes_of(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
   template <typename Start>
   std::shared_ptr<Pending> start(int64_t bytes, const Start& begin, Lane lane = Lane::collectives) {
     auto pending = std::make_shared<NcclPending>(core_, core_->start(lane, begin));

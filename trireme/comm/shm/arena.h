@@ -50,17 +50,11 @@ class Arena {
   uint64_t offset_of(const void* memory) const {
     return static_cast<uint64_t>(static_cast<const std::byte*>(memory) - base_);
   }
-  std::byte* base() const {
-    return base_;
-  }
-  ArenaHeader& header() const {
-    return *reinterpret_cast<ArenaHeader*>(base_);
-  }
+  std::byte* base() const { return base_; }
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
   /// The text from which another process of this host maps it.
   std::string address() const;
-  uint64_t nonce() const {
-    return nonce_;
-  }
+  uint64_t nonce() const { return nonce_; }
   /// Bytes allocated and not released.
   size_t allocated();
   /// Bytes of this process's arena taken from the system; 0 without one.
@@ -92,18 +86,10 @@ class PeerArena {
   PeerArena(const PeerArena&) = delete;
   PeerArena& operator=(const PeerArena&) = delete;
 
-  std::byte* base() const {
-    return base_;
-  }
-  ArenaHeader& header() const {
-    return *reinterpret_cast<ArenaHeader*>(base_);
-  }
-  size_t size() const {
-    return size_;
-  }
-  pid_t process() const {
-    return process_;
-  }
+  std::byte* base() const { return base_; }
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
+  size_t size() const { return size_; }
+  pid_t process() const { return process_; }
   /// True if the process has ended, even if it is a zombie. Cost: a system call.
   bool ended() const;
   /// Wakes its sleeping threads. Cost if none sleeps: a fence and a load.

@@ -60,27 +60,19 @@ class Collectives {
   Collective& next();
   /// Begins it, as far as there is room, and returns its number. Does small ones at once if all others have arrived.
   uint64_t start();
-  bool finished(uint64_t op) const {
-    return op < first_op_;
-  }
+  bool finished(uint64_t op) const { return op < first_op_; }
   /// Does a bounded piece of work; returns whether there was any.
   bool progress();
   /// The next progress() does the work that it would leave to rank 0.
   void stop_leaving();
-  bool pending() const {
-    return first_op_ < next_op_;
-  }
+  bool pending() const { return first_op_ < next_op_; }
   /// False if progress() would find no work, judged by one look at the others. Thread-safe without the
   /// lock.
   bool stirs() const;
   /// All members have posted the oldest step of ours.
-  bool all_have_come() const {
-    return first_ < next_ && ready(first_);
-  }
+  bool all_have_come() const { return first_ < next_ && ready(first_); }
   /// A member has posted something else than this rank. The group is broken then.
-  bool mismatch() const {
-    return mismatch_;
-  }
+  bool mismatch() const { return mismatch_; }
   /// True if that member has posted this rank's oldest unfinished posted step.
   bool has_come(int member) const;
 
@@ -122,15 +114,9 @@ class Collectives {
   void copy_in(const Step& step);
   void copy_out(const Step& step);
   std::byte* staging(uint64_t step);
-  Step& local(uint64_t step) {
-    return steps_[step % kSteps];
-  }
-  Collective& op(uint64_t number) {
-    return ops_[number % ops_.size()];
-  }
-  const Collective& op_of(const Step& step) const {
-    return ops_[step.op % ops_.size()];
-  }
+  Step& local(uint64_t step) { return steps_[step % kSteps]; }
+  Collective& op(uint64_t number) { return ops_[number % ops_.size()]; }
+  const Collective& op_of(const Step& step) const { return ops_[step.op % ops_.size()]; }
 
   Members& members_;
   /// Unfinished operations, by number; grows if more are begun at once.

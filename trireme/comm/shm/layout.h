@@ -36,9 +36,7 @@ struct alignas(64) Counter {
     return now >> kShift == step ? now & ((uint64_t{1} << kShift) - 1) : 0;
   }
   /// If only one rank counts in this step: equals take(), without reading others' writes.
-  void set(uint64_t step, uint64_t count) {
-    value.store(step << kShift | count, std::memory_order_release);
-  }
+  void set(uint64_t step, uint64_t count) { value.store(step << kShift | count, std::memory_order_release); }
   /// Adds one below `limit` and returns the count before, or `limit`.
   uint64_t take(uint64_t step, uint64_t limit) {
     uint64_t now = value.load(std::memory_order_relaxed);
@@ -86,22 +84,14 @@ class Control {
   /// `memory`: that many bytes, zeros before the first rank uses it.
   Control(std::byte* memory, int size) : memory_(memory), size_(static_cast<size_t>(size)) {}
 
-  std::byte* memory() const {
-    return memory_;
-  }
+  std::byte* memory() const { return memory_; }
   /// 0, or 1 + the rank that gave up: the group is unusable then.
-  std::atomic<uint32_t>& broken() const {
-    return reinterpret_cast<Head*>(memory_)->broken;
-  }
+  std::atomic<uint32_t>& broken() const { return reinterpret_cast<Head*>(memory_)->broken; }
   /// 1 while that rank accesses the others' memory. It sets this before reading broken(): a rank that has set broken()
   /// and reads 0 here owns its memory again.
-  std::atomic<uint32_t>& busy(int rank) const {
-    return reinterpret_cast<Busy*>(memory_ + sizeof(Head))[rank].value;
-  }
+  std::atomic<uint32_t>& busy(int rank) const { return reinterpret_cast<Busy*>(memory_ + sizeof(Head))[rank].value; }
   /// 1 when that rank will not access this block again.
-  std::atomic<uint32_t>& left(int rank) const {
-    return reinterpret_cast<Busy*>(memory_ + sizeof(Head))[rank].left;
-  }
+  std::atomic<uint32_t>& left(int rank) const { return reinterpret_cast<Busy*>(memory_ + sizeof(Head))[rank].left; }
   Post& post(int rank, uint64_t step) const {
     return reinterpret_cast<Post*>(posts())[static_cast<size_t>(rank) * kSteps + step % kSteps];
   }
@@ -110,9 +100,7 @@ class Control {
     return counters()[step % kSteps * (size_ + 1) + 1 + static_cast<size_t>(part)];
   }
   /// Pieces of all parts that are done.
-  Counter& done(uint64_t step) const {
-    return counters()[step % kSteps * (size_ + 1)];
-  }
+  Counter& done(uint64_t step) const { return counters()[step % kSteps * (size_ + 1)]; }
   Mailbox& mailbox(int from, int to) const {
     auto* boxes = reinterpret_cast<Mailbox*>(posts() + kSteps * (size_ * sizeof(Post) + (size_ + 1) * sizeof(Counter)));
     return boxes[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)];
@@ -126,12 +114,8 @@ class Control {
     alignas(64) std::atomic<uint32_t> value{0};
     std::atomic<uint32_t> left{0};
   };
-  std::byte* posts() const {
-    return memory_ + sizeof(Head) + size_ * sizeof(Busy);
-  }
-  Counter* counters() const {
-    return reinterpret_cast<Counter*>(posts() + kSteps * size_ * sizeof(Post));
-  }
+  std::byte* posts() const { return memory_ + sizeof(Head) + size_ * sizeof(Busy); }
+  Counter* counters() const { return reinterpret_cast<Counter*>(posts() + kSteps * size_ * sizeof(Post)); }
 
   std::byte* memory_ = nullptr;
   size_t size_ = 0;

@@ -15,9 +15,7 @@ struct Members {
   std::vector<std::shared_ptr<PeerArena>> arenas;
   Control control;
 
-  std::byte* at(int member, uint64_t offset) const {
-    return arenas[static_cast<size_t>(member)]->base() + offset;
-  }
+  std::byte* at(int member, uint64_t offset) const { return arenas[static_cast<size_t>(member)]->base() + offset; }
   void ring_others() const {
     for (int member = 0; member < size; ++member) {
       if (member != rank) {
@@ -44,9 +42,7 @@ struct Members {
     }
     return false;
   }
-  bool broken() const {
-    return control.broken().load(std::memory_order_acquire) != 0;
-  }
+  bool broken() const { return control.broken().load(std::memory_order_acquire) != 0; }
 };
 
 /// Announces that this rank accesses the others' memory now; false: it must not, the group is broken.
@@ -56,14 +52,10 @@ class Touch {
     busy_.store(1);
     allowed_ = members.control.broken().load() == 0;
   }
-  ~Touch() {
-    busy_.store(0, std::memory_order_release);
-  }
+  ~Touch() { busy_.store(0, std::memory_order_release); }
   Touch(const Touch&) = delete;
   Touch& operator=(const Touch&) = delete;
-  explicit operator bool() const {
-    return allowed_;
-  }
+  explicit operator bool() const { return allowed_; }
 
  private:
   std::atomic<uint32_t>& busy_;

@@ -46,9 +46,7 @@ class Messages {
   void fetch();
   /// Does all pending work; returns whether there was any.
   bool progress();
-  bool pending() const {
-    return waiting_sends_ != 0 || !sent_.empty() || !expected_.empty();
-  }
+  bool pending() const { return waiting_sends_ != 0 || !sent_.empty() || !expected_.empty(); }
   /// A send or receive is unfinished on either side; small messages in transit do not count.
   bool unfinished() const;
 

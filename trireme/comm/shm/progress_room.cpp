@@ -31,12 +31,8 @@ void pause() {
 
 class Sleeping {
  public:
-  explicit Sleeping(ArenaHeader& header) : header_(header) {
-    header_.sleepers.fetch_add(1);
-  }
-  ~Sleeping() {
-    header_.sleepers.fetch_sub(1);
-  }
+  explicit Sleeping(ArenaHeader& header) : header_(header) { header_.sleepers.fetch_add(1); }
+  ~Sleeping() { header_.sleepers.fetch_sub(1); }
   Sleeping(const Sleeping&) = delete;
   Sleeping& operator=(const Sleeping&) = delete;
 

@@ -26,9 +26,7 @@ class Goal {
   /// progresses: check for lost peers.
   virtual void check(bool look_around) = 0;
   /// False if work would not advance it, judged by one look. Called without the lock.
-  virtual bool stirs() const {
-    return true;
-  }
+  virtual bool stirs() const { return true; }
   /// True if an awaited rank can run only while this thread does not.
   virtual bool shares_core() const = 0;
 };

@@ -32,9 +32,7 @@ class Core : public Worker {
       : timeout_(timeout), members_(std::move(members)), collectives_(members_), messages_(members_) {
     ProgressRoom::process().add(this);
   }
-  ~Core() override {
-    ProgressRoom::process().remove(this);
-  }
+  ~Core() override { ProgressRoom::process().remove(this); }
 
   bool progress() override {
     bool did = collectives_.pending() && collectives_.progress();
@@ -42,9 +40,7 @@ class Core : public Worker {
     messages_wait_.store(messages_.pending(), std::memory_order_relaxed);
     return did;
   }
-  bool pending() const override {
-    return collectives_.pending() || messages_.pending();
-  }
+  bool pending() const override { return collectives_.pending() || messages_.pending(); }
 
   /// Begins the new Collective that `describe` fills in. Returns its number, 0 if it is done already.
   template <typename Describe>
@@ -70,18 +66,10 @@ class Core : public Worker {
   }
 
   /// With the lock: whether it is over.
-  bool reached(uint64_t op) const {
-    return collectives_.finished(op);
-  }
-  bool reached(const std::shared_ptr<Parcel>& parcel) const {
-    return parcel->done;
-  }
-  bool stirs(uint64_t) const {
-    return messages_wait_.load(std::memory_order_relaxed) || collectives_.stirs();
-  }
-  bool stirs(const std::shared_ptr<Parcel>&) const {
-    return true;
-  }
+  bool reached(uint64_t op) const { return collectives_.finished(op); }
+  bool reached(const std::shared_ptr<Parcel>& parcel) const { return parcel->done; }
+  bool stirs(uint64_t) const { return messages_wait_.load(std::memory_order_relaxed) || collectives_.stirs(); }
+  bool stirs(const std::shared_ptr<Parcel>&) const { return true; }
 
   /// Waits for an operation, on `peer` only if one is given. Throws Trouble.
   template <typename Op>
@@ -140,12 +128,8 @@ class Core : public Worker {
     }
   }
 
-  int rank() const {
-    return members_.rank;
-  }
-  int size() const {
-    return members_.size;
-  }
+  int rank() const { return members_.rank; }
+  int size() const { return members_.size; }
 
  private:
   /// A thread waits for this operation.
@@ -153,15 +137,9 @@ class Core : public Worker {
   class OperationGoal : public Goal {
    public:
     OperationGoal(Core& core, const Op& op, int peer) : core_(core), op_(op), peer_(peer) {}
-    bool reached() const override {
-      return core_.reached(op_);
-    }
-    bool stirs() const override {
-      return core_.stirs(op_);
-    }
-    bool shares_core() const override {
-      return core_.members_.shares_core();
-    }
+    bool reached() const override { return core_.reached(op_); }
+    bool stirs() const override { return core_.stirs(op_); }
+    bool shares_core() const override { return core_.members_.shares_core(); }
     void check(bool look_around) override {
       core_.check_open();
       if (core_.collectives_.mismatch()) {
@@ -187,15 +165,9 @@ class Core : public Worker {
     Clock::time_point deadline_;
   };
 
-  bool trouble() const {
-    return interrupted_ || members_.broken();
-  }
-  const PeerArena& arena(int member) const {
-    return *members_.arenas[static_cast<size_t>(member)];
-  }
-  const PeerArena& own() const {
-    return arena(members_.rank);
-  }
+  bool trouble() const { return interrupted_ || members_.broken(); }
+  const PeerArena& arena(int member) const { return *members_.arenas[static_cast<size_t>(member)]; }
+  const PeerArena& own() const { return arena(members_.rank); }
 
   void check_open() const {
     if (interrupted_) {
@@ -263,9 +235,7 @@ class ShmPending : public Pending {
     finished_ = true;
   }
 
-  bool done() override {
-    return finished_ || core_->poll(op_);
-  }
+  bool done() override { return finished_ || core_->poll(op_); }
 
  private:
   std::shared_ptr<Core> core_;
@@ -278,13 +248,9 @@ class ShmPending : public Pending {
 class ShmBackend : public Backend {
  public:
   explicit ShmBackend(std::shared_ptr<Core> core) : Backend(core->rank(), core->size()), core_(std::move(core)) {}
-  ~ShmBackend() override {
-    ShmBackend::close();
-  }
+  ~ShmBackend() override { ShmBackend::close(); }
 
-  const char* name() const override {
-    return "shm";
-  }
+  const char* name() const override { return "shm"; }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
     const auto element = element_of(tensor.scalar_type(), "all_reduce", "shared memory");
@@ -313,9 +279,7 @@ class ShmBackend : public Backend {
     const int64_t count = in.numel() / size();
     return collective(Kind::all_to_all, std::move(in), std::move(out), count);
   }
-  std::shared_ptr<Pending> barrier() override {
-    return collective(Kind::barrier, {}, {}, 0);
-  }
+  std::shared_ptr<Pending> barrier() override { return collective(Kind::barrier, {}, {}, 0); }
 
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
     bytes_sent_ += static_cast<int64_t>(tensor.nbytes());
@@ -338,12 +302,8 @@ class ShmBackend : public Backend {
     return at::from_blob(memory, {numel}, [&arena](void* gone) { arena.release(gone); }, at::TensorOptions(type));
   }
 
-  void interrupt() override {
-    core_->interrupt();
-  }
-  void close() override {
-    core_->close();
-  }
+  void interrupt() override { core_->interrupt(); }
+  void close() override { core_->close(); }
 
  private:
   std::shared_ptr<Parcel> parcel(const at::Tensor& tensor, int peer, int tag) const {

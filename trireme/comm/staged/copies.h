@@ -44,25 +44,17 @@ class Course : public DeviceMark {
  public:
   explicit Course(at::Device device) : device_(device), end_(device.type()) {}
 
-  void step() {
-    ++steps_;
-  }
+  void step() { ++steps_; }
   /// All of it is launched: it ends at the stream's current position.
   void end(const c10::Stream& stream) {
     end_.record(stream);
     end();
   }
   /// Nothing of it is left on the device.
-  void end() {
-    launched_ = true;
-  }
-  const device::Event& event() const {
-    return end_;
-  }
+  void end() { launched_ = true; }
+  const device::Event& event() const { return end_; }
   bool finished() override;
-  int64_t steps() const override {
-    return steps_;
-  }
+  int64_t steps() const override { return steps_; }
 
  private:
   const at::Device device_;
@@ -87,9 +79,7 @@ class Collective {
   /// Marks the calling thread's current stream: work on it comes first. `piece` columns are sent at once.
   Collective(std::shared_ptr<Shared> shared, at::Device device, at::ScalarType type, Steps steps, int64_t piece);
 
-  bool all_launched() const {
-    return launched_ == pieces();
-  }
+  bool all_launched() const { return launched_ == pieces(); }
   /// Launches the copy of the next piece to the host.
   void launch();
   /// Waits for the oldest launched piece to be on the host and begins the host's operation on it.
@@ -100,17 +90,11 @@ class Collective {
   void end();
 
   int64_t pieces() const;
-  at::Device device() const {
-    return device_;
-  }
+  at::Device device() const { return device_; }
   /// Makes the calling thread's current stream wait for the results.
   void order_current_stream() const;
-  bool done() const {
-    return course_->event().done();
-  }
-  const std::shared_ptr<Course>& course() const {
-    return course_;
-  }
+  bool done() const { return course_->event().done(); }
+  const std::shared_ptr<Course>& course() const { return course_; }
 
  private:
   struct Piece {
@@ -145,9 +129,7 @@ class Receive : public Pending {
   void wait() override;
   bool done() override;
   /// None until something is launched: before that it waits on the host, for as long as no thread waits for it.
-  std::shared_ptr<DeviceMark> mark() override {
-    return launched_ ? course_ : nullptr;
-  }
+  std::shared_ptr<DeviceMark> mark() override { return launched_ ? course_ : nullptr; }
 
  private:
   struct Piece {
@@ -179,9 +161,7 @@ class Send {
   /// Only after post().
   void wait();
   bool done() const;
-  const std::shared_ptr<Course>& course() const {
-    return course_;
-  }
+  const std::shared_ptr<Course>& course() const { return course_; }
 
  private:
   struct Piece {

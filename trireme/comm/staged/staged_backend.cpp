@@ -116,12 +116,8 @@ class CollectivePending : public Pending {
     op_->order_current_stream();
     waited_ = true;
   }
-  bool done() override {
-    return on_thread_->done() && op_->done();
-  }
-  std::shared_ptr<DeviceMark> mark() override {
-    return op_->course();
-  }
+  bool done() override { return on_thread_->done() && op_->done(); }
+  std::shared_ptr<DeviceMark> mark() override { return op_->course(); }
 
  private:
   std::shared_ptr<Pending> on_thread_;
@@ -137,12 +133,8 @@ class SendPending : public Pending {
     on_thread_->wait();
     op_->wait();
   }
-  bool done() override {
-    return on_thread_->done() && op_->done();
-  }
-  std::shared_ptr<DeviceMark> mark() override {
-    return op_->course();
-  }
+  bool done() override { return on_thread_->done() && op_->done(); }
+  std::shared_ptr<DeviceMark> mark() override { return op_->course(); }
 
  private:
   std::shared_ptr<Send> op_; // its host operations end after the thread has released it
@@ -165,16 +157,10 @@ class StagedBackend : public Backend {
         }),
         collectives_(std::make_unique<TaskThread>(interrupt_)),
         sends_(std::make_unique<TaskThread>(interrupt_)) {}
-  ~StagedBackend() override {
-    StagedBackend::close();
-  }
+  ~StagedBackend() override { StagedBackend::close(); }
 
-  const char* name() const override {
-    return "staged";
-  }
-  bool moves(at::DeviceType type) const override {
-    return type == type_;
-  }
+  const char* name() const override { return "staged"; }
+  bool moves(at::DeviceType type) const override { return type == type_; }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
     check_type(tensor, "all_reduce");
@@ -247,12 +233,8 @@ class StagedBackend : public Backend {
                                : std::make_shared<Receive>(shared_, flat(tensor), from, tag, elements(tensor));
   }
 
-  int64_t bytes_sent() const override {
-    return shared_->host->bytes_sent();
-  }
-  void interrupt() override {
-    interrupt_();
-  }
+  int64_t bytes_sent() const override { return shared_->host->bytes_sent(); }
+  void interrupt() override { interrupt_(); }
   void close() override {
     if (!collectives_) {
       return;
@@ -266,9 +248,7 @@ class StagedBackend : public Backend {
 
  private:
   /// On the caller's thread: on the backend's an error would end the group.
-  static void check_type(const at::Tensor& tensor, const char* op) {
-    element_of(tensor.scalar_type(), op, "the host");
-  }
+  static void check_type(const at::Tensor& tensor, const char* op) { element_of(tensor.scalar_type(), op, "the host"); }
   static TaskThread& thread(const std::unique_ptr<TaskThread>& thread) {
     if (!thread) {
       throw Trouble(Trouble::Kind::lost, "the group is closed");

@@ -25,25 +25,13 @@ class AveragingSync : public GradientSync, public StepExchange, public SyncState
   AveragingSync(ReduceGroups groups, const AveragingOptions& options,
                 std::optional<at::ScalarType> travel = std::nullopt);
 
-  StepExchange& step_exchange() override {
-    return *this;
-  }
-  SyncState& sync_state() override {
-    return *this;
-  }
-  const LocalSteps* local_steps() const override {
-    return this;
-  }
+  StepExchange& step_exchange() override { return *this; }
+  SyncState& sync_state() override { return *this; }
+  const LocalSteps* local_steps() const override { return this; }
 
-  bool is_local() const override {
-    return is_local_after(steps_);
-  }
-  bool is_local_after(int64_t steps) const override {
-    return steps >= options_.start_step;
-  }
-  bool ends_round() const override {
-    return !is_local() || (steps_ + 1) % options_.every == 0;
-  }
+  bool is_local() const override { return is_local_after(steps_); }
+  bool is_local_after(int64_t steps) const override { return steps >= options_.start_step; }
+  bool ends_round() const override { return !is_local() || (steps_ + 1) % options_.every == 0; }
   int64_t steps_until_equal() const override {
     const bool nothing_to_agree_on = group().size() == 1 && !has_outer();
     return equal_ || nothing_to_agree_on ? 0 : options_.every - steps_ % options_.every;
@@ -56,27 +44,19 @@ class AveragingSync : public GradientSync, public StepExchange, public SyncState
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override {
     return is_local() ? comm::Work() : summing_.gradients_ready(buffer, bucket);
   }
-  double scale() const override {
-    return is_local() ? 1 : summing_.scale();
-  }
+  double scale() const override { return is_local() ? 1 : summing_.scale(); }
 
-  void attach_optimizer(bucket::SteppedValues& values) override {
-    values_ = &values;
-  }
+  void attach_optimizer(bucket::SteppedValues& values) override { values_ = &values; }
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
   bool end_step(bool taken) override;
-  double exposed_seconds() const override {
-    return exposed_;
-  }
+  double exposed_seconds() const override { return exposed_; }
 
   nlohmann::json state() const override;
   void load_state(const nlohmann::json& state, int64_t steps) override;
   void for_each_state(const nlohmann::json& state, const Visit& visit) override;
 
  protected:
-  bool has_outer() const {
-    return options_.outer != AveragingOptions::Outer::none;
-  }
+  bool has_outer() const { return options_.outer != AveragingOptions::Outer::none; }
   void keep_start(int64_t buffer, int64_t bucket);
   /// Averages; called when the last step of the round has been taken or skipped.
   virtual void finish_round();

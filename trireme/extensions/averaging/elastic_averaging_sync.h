@@ -57,21 +57,15 @@ class ElasticAveragingSync final : public AveragingSync, private Workers {
   ElasticAveragingSync(ReduceGroups groups, const AveragingOptions& options, ReplicaOptions replica);
   ~ElasticAveragingSync() override;
 
-  Workers* workers() override {
-    return this;
-  }
-  int64_t steps_until_equal() const override {
-    return equal_ ? 0 : options_.every - steps_ % options_.every;
-  }
+  Workers* workers() override { return this; }
+  int64_t steps_until_equal() const override { return equal_ ? 0 : options_.every - steps_ % options_.every; }
   int64_t bytes_sent() const override;
 
  private:
   /// Results of a round before they are applied to the model.
   struct Exchange;
 
-  void attach_rest(Rest rest) override {
-    rest_ = std::move(rest);
-  }
+  void attach_rest(Rest rest) override { rest_ = std::move(rest); }
   bool join() override;
   /// Cost: at most every 20 ms a request to the store. If the store hangs, the request fails after 30 s.
   int64_t after_step() override;
@@ -81,13 +75,9 @@ class ElasticAveragingSync final : public AveragingSync, private Workers {
     return first_ && !left_behind_;
   }
   bool finish(bool saved) override;
-  std::string_view axis() const override {
-    return "data";
-  }
+  std::string_view axis() const override { return "data"; }
 
-  void finish_round() override {
-    due_ = true;
-  }
+  void finish_round() override { due_ = true; }
   void attend();
   bool attend_round();
   void open(const store::Round& round);
@@ -97,9 +87,7 @@ class ElasticAveragingSync final : public AveragingSync, private Workers {
   void look_around();
   void say_again_that_it_trains();
   void say_who_is_there(const store::Round& round, const Exchange& all);
-  const comm::Group& ranks() const {
-    return world_->group();
-  }
+  const comm::Group& ranks() const { return world_->group(); }
 
   ReplicaOptions replica_;
   Rest rest_;

@@ -34,9 +34,7 @@ class OuterOptimizer {
   /// Saves the bucket's parameters, [n], before the first step of the round changes them. Later calls in the round do
   /// nothing.
   void keep_start(int64_t buffer, int64_t bucket, const at::Tensor& parameters);
-  bool has_start(int64_t buffer, int64_t bucket) const {
-    return parts_[buffer][bucket].has_start;
-  }
+  bool has_start(int64_t buffer, int64_t bucket) const { return parts_[buffer][bucket].has_start; }
   /// Returns this rank's slice of a bucket's parameters.
   at::Tensor part_of(const at::Tensor& parameters) const;
   /// Replaces `part`, which holds the replicas' mean, by the outer optimizer's result. `lr`: slowmo's; if it is 0, the

@@ -76,18 +76,10 @@ class Compressed final : public BucketMean {
   bool by_stretches() const override {
     return place_.ranks.size() > 1 && place_.flat->device().is_cpu() && compressor_->loops() != nullptr;
   }
-  void start(const comm::AddNumbers& add, const LeftOut& left_out) override {
-    begin(add, left_out);
-  }
-  void finish(const comm::TakeMeans& take) override {
-    end(take);
-  }
-  int64_t sent() const override {
-    return sent_;
-  }
-  void forget_errors() override {
-    errors_ = {};
-  }
+  void start(const comm::AddNumbers& add, const LeftOut& left_out) override { begin(add, left_out); }
+  void finish(const comm::TakeMeans& take) override { end(take); }
+  int64_t sent() const override { return sent_; }
+  void forget_errors() override { errors_ = {}; }
   void clear_errors(const at::Tensor& alive) override {
     if (errors_.worker.defined()) {
       clear_dead(errors_.worker, alive);
@@ -145,9 +137,7 @@ class Compressed final : public BucketMean {
     f();
     sent_ += place_.ranks.bytes_sent() - before;
   }
-  comm::CompressedAllReduce whole() const {
-    return {place_.ranks, compressor_, place_.numel()};
-  }
+  comm::CompressedAllReduce whole() const { return {place_.ranks, compressor_, place_.numel()}; }
   void make_errors() {
     if (!errors_.worker.defined()) {
       errors_ = whole().no_errors(place_.flat->device());
@@ -201,12 +191,8 @@ class LowRank final : public BucketMean {
     }
     x_ = at::Tensor();
   }
-  int64_t sent() const override {
-    return sent_;
-  }
-  void forget_errors() override {
-    state_ = {};
-  }
+  int64_t sent() const override { return sent_; }
+  void forget_errors() override { state_ = {}; }
   void clear_errors(const at::Tensor& alive) override {
     if (state_.error.defined()) {
       clear_dead(state_.error, alive);

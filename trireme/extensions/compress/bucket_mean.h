@@ -21,17 +21,11 @@ struct BucketPlace {
   int64_t bucket = 0;
   comm::Group ranks; // that sum the bucket
 
-  const bucket::Bucket& layout() const {
-    return flat->layout().buckets()[bucket];
-  }
-  int64_t numel() const {
-    return layout().numel();
-  }
+  const bucket::Bucket& layout() const { return flat->layout().buckets()[bucket]; }
+  int64_t numel() const { return layout().numel(); }
   /// Calls f for each parameter with its elements, counted from the beginning of the bucket.
   void for_each_slot(const std::function<void(const bucket::Slot& slot, const comm::Stretch& in_bucket)>& f) const;
-  const bucket::TensorInfo& tensor(const bucket::Slot& slot) const {
-    return flat->layout().tensors()[slot.tensor];
-  }
+  const bucket::TensorInfo& tensor(const bucket::Slot& slot) const { return flat->layout().tensors()[slot.tensor]; }
 };
 
 /// Computes the compressed mean over the ranks of one number per element of a bucket, with error feedback to the next
@@ -53,9 +47,7 @@ class BucketMean {
 
   /// True if a round can run without a tensor of its own, with the functions of comm::CompressedAllReduce. They receive
   /// the elements that are not left out.
-  virtual bool by_stretches() const {
-    return false;
-  }
+  virtual bool by_stretches() const { return false; }
   virtual void start(const comm::AddNumbers& add, const LeftOut& left_out);
   virtual void finish(const comm::TakeMeans& take);
   /// Bytes that this rank sent in the last round.

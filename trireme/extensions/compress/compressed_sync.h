@@ -28,40 +28,24 @@ class CompressedSync : public parallel::GradientSync, public parallel::StepExcha
   const parallel::StepAgreement& agreement() const override {
     return compresses() ? on_own_gradients_ : GradientSync::agreement();
   }
-  parallel::StepExchange& step_exchange() override {
-    return *this;
-  }
-  parallel::SyncState& sync_state() override {
-    return *this;
-  }
+  parallel::StepExchange& step_exchange() override { return *this; }
+  parallel::SyncState& sync_state() override { return *this; }
 
-  double scale() const override {
-    return plain_->scale();
-  }
+  double scale() const override { return plain_->scale(); }
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
-  void backward_begins(bool last) override {
-    plain_->backward_begins(last);
-  }
+  void backward_begins(bool last) override { plain_->backward_begins(last); }
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
   void gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) override {
     plain_->gradients_alone(buffer, bucket);
   }
-  void backward_ended() override {
-    plain_->backward_ended();
-  }
+  void backward_ended() override { plain_->backward_ended(); }
 
-  void attach_optimizer(bucket::SteppedValues& values) override {
-    values_ = &values;
-  }
+  void attach_optimizer(bucket::SteppedValues& values) override { values_ = &values; }
   void begin_step() override;
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
   bool end_step(bool taken) override;
-  void finish() override {
-    plain_->step_exchange().finish();
-  }
-  double exposed_seconds() const override {
-    return plain_->step_exchange().exposed_seconds();
-  }
+  void finish() override { plain_->step_exchange().finish(); }
+  double exposed_seconds() const override { return plain_->step_exchange().exposed_seconds(); }
 
  protected:
   /// `plain`: the sync of the other steps. `everyone`: all ranks that train the model. `name`: for logs, "1-bit Adam".
@@ -78,9 +62,7 @@ class CompressedSync : public parallel::GradientSync, public parallel::StepExcha
   virtual void take(size_t number, const at::Tensor& mean) = 0;
   /// Starts the round with mean(number)'s functions instead of numbers_of(), which saves memory bandwidth. False: the
   /// round needs a tensor.
-  virtual bool start_by_stretches(size_t /*number*/, const BucketMean::LeftOut& /*left_out*/) {
-    return false;
-  }
+  virtual bool start_by_stretches(size_t /*number*/, const BucketMean::LeftOut& /*left_out*/) { return false; }
   /// Finishes a round of start_by_stretches(), instead of take().
   virtual void take_by_stretches(size_t /*number*/) {}
   /// Follows each step, taken or skipped.
@@ -88,25 +70,13 @@ class CompressedSync : public parallel::GradientSync, public parallel::StepExcha
 
   // -- What the base class provides.
 
-  bucket::SteppedValues& values() const {
-    return *values_;
-  }
-  const comm::Group& everyone() const {
-    return everyone_;
-  }
-  const std::string& name() const {
-    return name_;
-  }
+  bucket::SteppedValues& values() const { return *values_; }
+  const comm::Group& everyone() const { return everyone_; }
+  const std::string& name() const { return name_; }
   /// All buckets, in the order in which they are stepped.
-  const std::vector<BucketPlace>& places() const {
-    return places_;
-  }
-  BucketMean& mean(size_t number) const {
-    return *means_[number];
-  }
-  bool is_sharded(const BucketPlace& place) const {
-    return values_->sharded() && place.ranks.size() > 1;
-  }
+  const std::vector<BucketPlace>& places() const { return places_; }
+  BucketMean& mean(size_t number) const { return *means_[number]; }
+  bool is_sharded(const BucketPlace& place) const { return values_->sharded() && place.ranks.size() > 1; }
   /// Elements of the bucket that this rank's optimizer steps.
   comm::Stretch owned(const BucketPlace& place) const;
   virtual bool is_left_out(const BucketPlace& place, int64_t parameter) const {

@@ -21,9 +21,7 @@ class GradientCompressionSync final : public CompressedSync {
   GradientCompressionSync(std::unique_ptr<parallel::AllReduceSync> plain, const GradientCompressionOptions& options,
                           comm::Group everyone);
 
-  bool compresses() const override {
-    return steps_ >= options_.start_step;
-  }
+  bool compresses() const override { return steps_ >= options_.start_step; }
 
   nlohmann::json state() const override;
   void load_state(const nlohmann::json& state, int64_t steps) override;
@@ -34,9 +32,7 @@ class GradientCompressionSync final : public CompressedSync {
   at::Tensor numbers_of(size_t number) override;
   void take(size_t number, const at::Tensor& mean) override;
   bool start_by_stretches(size_t number, const BucketMean::LeftOut& left_out) override;
-  void take_by_stretches(size_t number) override {
-    take(number, finished(number));
-  }
+  void take_by_stretches(size_t number) override { take(number, finished(number)); }
   void step_ended(bool taken) override;
   bool fits(const nlohmann::json& state) const;
 

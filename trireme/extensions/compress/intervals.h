@@ -15,25 +15,15 @@ class Intervals {
  public:
   explicit Intervals(const optim::ZeroOneAdamOptions& options) : options_(options) {}
 
-  bool is_frozen_in(int64_t step) const {
-    return step > options_.var_freeze_step;
-  }
+  bool is_frozen_in(int64_t step) const { return step > options_.var_freeze_step; }
   /// True if `step` updates the second moment; the first updates of a run are in consecutive steps.
-  bool moves_in(int64_t step) const {
-    return !is_frozen_in(step) && (moves_ == 0 || step % interval_ == 0);
-  }
+  bool moves_in(int64_t step) const { return !is_frozen_in(step) && (moves_ == 0 || step % interval_ == 0); }
   /// Counts an update of the second moment. The interval doubles after every `update_scaler` updates.
   void moved();
   /// Number of updates so far.
-  int64_t moves() const {
-    return moves_;
-  }
-  int64_t interval() const {
-    return interval_;
-  }
-  bool meet_in(int64_t step) const {
-    return options_.meet_in(step);
-  }
+  int64_t moves() const { return moves_; }
+  int64_t interval() const { return interval_; }
+  bool meet_in(int64_t step) const { return options_.meet_in(step); }
   /// Returns the first averaging step at or after `step`.
   int64_t next_meeting(int64_t step) const;
 

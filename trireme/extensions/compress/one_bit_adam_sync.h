@@ -37,13 +37,9 @@ class OneBitAdamSync : public CompressedSync {
                  comm::Group everyone);
 
   /// The last step of the warm-up; absent while it lasts.
-  const std::optional<int64_t>& frozen_at() const {
-    return frozen_at_;
-  }
+  const std::optional<int64_t>& frozen_at() const { return frozen_at_; }
 
-  bool compresses() const override {
-    return frozen_at_.has_value();
-  }
+  bool compresses() const override { return frozen_at_.has_value(); }
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
 
   nlohmann::json state() const override;
@@ -74,26 +70,18 @@ class OneBitAdamSync : public CompressedSync {
   void freeze(int64_t at);
   /// Called when both moments of this rank's elements of a bucket have changed. `before` and `after`: the first moment.
   virtual void moved(size_t /*number*/, const at::Tensor& /*before*/, const at::Tensor& /*after*/) {}
-  virtual bool wants_moved() const {
-    return false;
-  }
+  virtual bool wants_moved() const { return false; }
   /// Computes the units of all buckets from the second moments. Collective if these are sharded.
   void make_units();
-  const Units& units(size_t number) const {
-    return units_[number];
-  }
+  const Units& units(size_t number) const { return units_[number]; }
   /// Zeroes the errors of dead elements, which are 0 on all ranks.
   void clear_dead_errors(size_t number) {
     if (units_[number].some_dead()) {
       mean(number).clear_errors(units_[number].exponents());
     }
   }
-  double beta1() const {
-    return values().beta1().value_or(options_.beta1);
-  }
-  double eps() const {
-    return options_.eps;
-  }
+  double beta1() const { return values().beta1().value_or(options_.beta1); }
+  double eps() const { return options_.eps; }
   bool is_own(const nlohmann::json& state) const;
   /// True if the errors in a checkpoint with this state fit these ranks.
   bool errors_fit(const nlohmann::json& state) const;

@@ -48,9 +48,7 @@ class OneBitLambSync final : public OneBitAdamSync {
  private:
   void step_ended(bool taken) override;
   void moved(size_t number, const at::Tensor& before, const at::Tensor& after) override;
-  bool wants_moved() const override {
-    return true;
-  }
+  bool wants_moved() const override { return true; }
   /// Elements of a bucket whose fresh second moments this rank holds.
   comm::Stretch share(const BucketPlace& place) const;
   void make_fresh();

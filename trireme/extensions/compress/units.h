@@ -24,21 +24,13 @@ class Units {
   /// `second`: fp32 [n].
   static at::Tensor exponents_of(const at::Tensor& second, double eps);
 
-  bool defined() const {
-    return exponents_.defined();
-  }
-  bool some_dead() const {
-    return dead_count_ > 0;
-  }
+  bool defined() const { return exponents_.defined(); }
+  bool some_dead() const { return dead_count_ > 0; }
   /// Number of elements of parameters that had no gradient so far.
-  int64_t dead_count() const {
-    return dead_count_;
-  }
+  int64_t dead_count() const { return dead_count_; }
   /// [n], bool.
   at::Tensor dead() const;
-  const at::Tensor& exponents() const {
-    return exponents_;
-  }
+  const at::Tensor& exponents() const { return exponents_; }
   /// Divides in place; dead elements become 0.
   void divide(at::Tensor numbers) const;
   void multiply(at::Tensor numbers) const;

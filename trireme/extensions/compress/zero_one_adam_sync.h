@@ -37,32 +37,16 @@ class ZeroOneAdamSync final : public OneBitAdamSync, public parallel::LocalSteps
   ZeroOneAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::ZeroOneAdamOptions& options,
                   comm::Group everyone, bool alone);
 
-  const parallel::LocalSteps* local_steps() const override {
-    return may_be_alone_ ? this : nullptr;
-  }
+  const parallel::LocalSteps* local_steps() const override { return may_be_alone_ ? this : nullptr; }
 
-  bool is_local() const override {
-    return kind_ == Kind::alone;
-  }
-  bool is_local_after(int64_t steps) const override {
-    return steps >= options_.var_freeze_step;
-  }
-  bool ends_round() const override {
-    return kind_ != Kind::alone || intervals_.meet_in(steps_ + 1);
-  }
-  int64_t steps_until_equal() const override {
-    return equal_ ? 0 : intervals_.next_meeting(steps_ + 1) - steps_;
-  }
-  Own own_values() const override {
-    return Own::nothing;
-  }
+  bool is_local() const override { return kind_ == Kind::alone; }
+  bool is_local_after(int64_t steps) const override { return steps >= options_.var_freeze_step; }
+  bool ends_round() const override { return kind_ != Kind::alone || intervals_.meet_in(steps_ + 1); }
+  int64_t steps_until_equal() const override { return equal_ ? 0 : intervals_.next_meeting(steps_ + 1) - steps_; }
+  Own own_values() const override { return Own::nothing; }
 
-  double scale() const override {
-    return kind_ == Kind::alone ? 1 : OneBitAdamSync::scale();
-  }
-  bool compresses() const override {
-    return kind_ == Kind::gradients || kind_ == Kind::momenta;
-  }
+  double scale() const override { return kind_ == Kind::alone ? 1 : OneBitAdamSync::scale(); }
+  bool compresses() const override { return kind_ == Kind::gradients || kind_ == Kind::momenta; }
 
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
   void attach_optimizer(bucket::SteppedValues& values) override;
@@ -70,9 +54,7 @@ class ZeroOneAdamSync final : public OneBitAdamSync, public parallel::LocalSteps
   void gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) override;
   void begin_step() override;
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
-  double exposed_seconds() const override {
-    return OneBitAdamSync::exposed_seconds() + exposed_;
-  }
+  double exposed_seconds() const override { return OneBitAdamSync::exposed_seconds() + exposed_; }
 
   nlohmann::json state() const override;
   void load_state(const nlohmann::json& state, int64_t steps) override;

@@ -22,9 +22,7 @@ namespace {
 class AfterAccumulation : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit AfterAccumulation(std::function<void()> f) : f_(std::move(f)) {}
-  void operator()(const torch::autograd::Variable&) override {
-    f_();
-  }
+  void operator()(const torch::autograd::Variable&) override { f_(); }
 
  private:
   std::function<void()> f_;
@@ -172,9 +170,7 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     std::optional<SparseHandle> rows = {}; // of a sparse gradient
     int64_t sparse_dim = 0;                // of its gradients; 0: dense so far
 
-    bool travels() const {
-      return handle != nullptr || rows.has_value();
-    }
+    bool travels() const { return handle != nullptr || rows.has_value(); }
     at::Tensor no_gradient() const {
       if (sparse_dim == 0) {
         return at::zeros_like(tensor);

@@ -75,9 +75,7 @@ class Exchange {
   std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {},
                                std::optional<at::ScalarType> type = std::nullopt);
 
-  const comm::Group& group() const {
-    return group_;
-  }
+  const comm::Group& group() const { return group_; }
 
  private:
   void run();

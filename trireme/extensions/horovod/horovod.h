@@ -72,9 +72,7 @@ class ProcessSet {
 
   class State;
   explicit ProcessSet(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  const std::shared_ptr<State>& state() const {
-    return state_;
-  }
+  const std::shared_ptr<State>& state() const { return state_; }
 
  private:
   std::shared_ptr<State> state_;

@@ -21,12 +21,8 @@ class Loads : protected Together {
   void load(const PendingRequest& waiting);
   void set(const PendingRequest& waiting);
   /// True while a load is not finished; hold() what is pushed meanwhile.
-  bool load_comes() const {
-    return coming_.has_value();
-  }
-  void hold(const PendingRequest& waiting) {
-    held_.push_back(waiting);
-  }
+  bool load_comes() const { return coming_.has_value(); }
+  void hold(const PendingRequest& waiting) { held_.push_back(waiting); }
   /// Forgets this connection's requests: its worker is lost or has left.
   void without_loader(uint64_t client);
   /// Handles a held request as if it arrived now.

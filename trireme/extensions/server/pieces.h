@@ -24,17 +24,11 @@ struct ParameterInfo {
   bool whole = false;
   bool operator==(const ParameterInfo&) const = default;
 
-  int64_t element_bytes() const {
-    return type == "float32" ? 4 : 2;
-  }
+  int64_t element_bytes() const { return type == "float32" ? 4 : 2; }
   /// A scalar counts as one row of one element.
-  int64_t rows() const {
-    return shape.empty() ? 1 : shape.front();
-  }
+  int64_t rows() const { return shape.empty() ? 1 : shape.front(); }
   int64_t row_numel() const;
-  int64_t bytes() const {
-    return rows() * row_numel() * element_bytes();
-  }
+  int64_t bytes() const { return rows() * row_numel() * element_bytes(); }
 };
 
 /// Rows [begin, end) of a parameter, and their offset in the bodies of requests, in bytes.

@@ -18,12 +18,8 @@ struct PendingRequest {
   nlohmann::json header;
   int worker = -1; ///< -1: unknown
 
-  std::string op() const {
-    return header.at("op").get<std::string>();
-  }
-  int64_t clock() const {
-    return header.at("clock").get<int64_t>();
-  }
+  std::string op() const { return header.at("op").get<std::string>(); }
+  int64_t clock() const { return header.at("clock").get<int64_t>(); }
 };
 
 /// Reads a number of a header. JSON has no NaN and no infinity: they are sent as null. Absent: 0.

@@ -30,15 +30,9 @@ class Round {
     is_added_up_ = false;
     remove_committer(number);
   }
-  bool has(int number) const {
-    return pushes_.contains(number);
-  }
-  bool empty() const {
-    return pushes_.empty();
-  }
-  rpc::Clock::duration since_first_push() const {
-    return rpc::Clock::now() - first_push_;
-  }
+  bool has(int number) const { return pushes_.contains(number); }
+  bool empty() const { return pushes_.empty(); }
+  rpc::Clock::duration since_first_push() const { return rpc::Clock::now() - first_push_; }
   /// True if a worker needs the sum before the step and sends `commit`. A `push_pull` already contains how to step.
   bool wants_commit() const {
     return std::any_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return is_push(one.second.waiting); });
@@ -67,49 +61,27 @@ class Round {
     }
     squared_norm_ = shard.squared_norm();
   }
-  bool is_added_up() const {
-    return is_added_up_;
-  }
+  bool is_added_up() const { return is_added_up_; }
   /// Fixes the members: server 0 has decided.
   void close() {
     closed_ = true;
     asked_ = rpc::Clock::now();
   }
-  bool closed() const {
-    return closed_;
-  }
+  bool closed() const { return closed_; }
   /// Squared norm of the sum.
-  double squared_norm() const {
-    return squared_norm_;
-  }
-  const std::vector<int>& members() const {
-    return members_;
-  }
-  bool is_member(int number) const {
-    return std::find(members_.begin(), members_.end(), number) != members_.end();
-  }
+  double squared_norm() const { return squared_norm_; }
+  const std::vector<int>& members() const { return members_; }
+  bool is_member(int number) const { return std::find(members_.begin(), members_.end(), number) != members_.end(); }
   /// Mean loss of the members.
-  double loss() const {
-    return loss_;
-  }
-  bool stop() const {
-    return stop_;
-  }
+  double loss() const { return loss_; }
+  bool stop() const { return stop_; }
 
   /// Members that know the sum and will commit.
-  const std::vector<int>& committers() const {
-    return committers_;
-  }
-  void add_committer(int number) {
-    committers_.push_back(number);
-  }
-  void remove_committer(int number) {
-    std::erase(committers_, number);
-  }
+  const std::vector<int>& committers() const { return committers_; }
+  void add_committer(int number) { committers_.push_back(number); }
+  void remove_committer(int number) { std::erase(committers_, number); }
   /// Time since the round was closed, or since a worker was last asked to commit.
-  rpc::Clock::duration since_asked() const {
-    return rpc::Clock::now() - asked_;
-  }
+  rpc::Clock::duration since_asked() const { return rpc::Clock::now() - asked_; }
   /// Marks this member's push as answered: the caller sends it the sum and asks it to commit. `keeps`: copies the body,
   /// whose memory is only valid until the answer. Its gradient may be summed again.
   PendingRequest ask(int number, bool keeps) {
@@ -173,9 +145,7 @@ class Round {
     bool is_answered = false;
     std::vector<std::byte> kept;
   };
-  static bool is_push(const PendingRequest& waiting) {
-    return waiting.op() == "push";
-  }
+  static bool is_push(const PendingRequest& waiting) { return waiting.op() == "push"; }
 
   std::map<int, Push> pushes_; // by worker
   rpc::Clock::time_point first_push_;

@@ -34,26 +34,14 @@ struct Servers::Connection {
   std::optional<nlohmann::json> answer; // to the push
   bool has_step = false;                // its values after the step have arrived
 
-  size_t bytes() const {
-    return static_cast<size_t>(share.bytes);
-  }
-  std::span<const std::byte> of_gradients() const {
-    return {gradients.get(), gradient_bytes};
-  }
-  std::span<std::byte> room_for_values() const {
-    return {values.get(), version ? longest : bytes()};
-  }
-  bool has_sparse() const {
-    return share.dense_bytes < share.bytes;
-  }
+  size_t bytes() const { return static_cast<size_t>(share.bytes); }
+  std::span<const std::byte> of_gradients() const { return {gradients.get(), gradient_bytes}; }
+  std::span<std::byte> room_for_values() const { return {values.get(), version ? longest : bytes()}; }
+  bool has_sparse() const { return share.dense_bytes < share.bytes; }
   /// True while a request of the step is in flight or must still be sent.
-  bool awaits_answer() const {
-    return !has_step && (!answer || call);
-  }
+  bool awaits_answer() const { return !has_step && (!answer || call); }
   /// True if this worker is asked how the server steps.
-  bool asks_to_commit() const {
-    return answer && answer->at("status") == "commit";
-  }
+  bool asks_to_commit() const { return answer && answer->at("status") == "commit"; }
 };
 
 } // namespace trireme::parallel::server

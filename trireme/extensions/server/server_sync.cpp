@@ -23,9 +23,7 @@ const char* name_of(at::ScalarType type) {
 class Timed {
  public:
   explicit Timed(double& sum) : sum_(sum) {}
-  ~Timed() {
-    sum_ += std::chrono::duration<double>(Clock::now() - start_).count();
-  }
+  ~Timed() { sum_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
 
  private:
   double& sum_;
@@ -69,12 +67,8 @@ std::set<std::string> sparse_parameters(const std::vector<bucket::FlatParameters
 // Has memory from the first acquire(), which fetches all arrays, until drop().
 class ServerSync::Store final : public bucket::StateStore {
  public:
-  explicit Store(ServerSync& sync) : sync_(sync) {
-    sync_.store_ = this;
-  }
-  ~Store() override {
-    sync_.store_ = nullptr;
-  }
+  explicit Store(ServerSync& sync) : sync_(sync) { sync_.store_ = this; }
+  ~Store() override { sync_.store_ = nullptr; }
   int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override {
     described_.push_back({arrays, device});
     return std::ssize(described_) - 1;
@@ -85,13 +79,9 @@ class ServerSync::Store final : public bucket::StateStore {
     }
     return memory_->acquire(buffer, bucket);
   }
-  void release(int64_t buffer, int64_t bucket, bool modified) override {
-    memory_->release(buffer, bucket, modified);
-  }
+  void release(int64_t buffer, int64_t bucket, bool modified) override { memory_->release(buffer, bucket, modified); }
   void prefetch(int64_t, int64_t) override {}
-  void drop() {
-    memory_.reset();
-  }
+  void drop() { memory_.reset(); }
   // Returns elements of a parameter in an optimizer array; undefined if the buffer has no such array.
   at::Tensor part(const std::string& array, int64_t parameter, int64_t begin, int64_t numel) {
     const auto [b, i] = sync_.places_[parameter];

@@ -29,41 +29,21 @@ class ServerSync final : public GradientSync,
   ServerSync(ReduceGroups groups, const ServerOptions& options, WorkerOptions worker);
   ~ServerSync() override;
 
-  parallel::Workers* workers() override {
-    return this;
-  }
-  RemoteStates* remote_states() override {
-    return this;
-  }
+  parallel::Workers* workers() override { return this; }
+  RemoteStates* remote_states() override { return this; }
   const StepAgreement& agreement() const override;
-  StepExchange& step_exchange() override {
-    return *this;
-  }
-  SyncState& sync_state() override {
-    return *this;
-  }
+  StepExchange& step_exchange() override { return *this; }
+  SyncState& sync_state() override { return *this; }
 
-  void attach(const std::vector<bucket::FlatParameters*>& buffers) override {
-    buffers_ = buffers;
-  }
-  comm::Work gradients_ready(bucket::FlatParameters&, int64_t) override {
-    return {};
-  }
-  double scale() const override {
-    return options_.together() ? 1.0 / static_cast<double>(members_) : 1;
-  }
+  void attach(const std::vector<bucket::FlatParameters*>& buffers) override { buffers_ = buffers; }
+  comm::Work gradients_ready(bucket::FlatParameters&, int64_t) override { return {}; }
+  double scale() const override { return options_.together() ? 1.0 / static_cast<double>(members_) : 1; }
 
-  void attach_optimizer(bucket::SteppedValues& values) override {
-    values_ = &values;
-  }
+  void attach_optimizer(bucket::SteppedValues& values) override { values_ = &values; }
   void step_bucket(bucket::FlatParameters&, int64_t, const std::function<void()>&) override {}
   bool end_step(bool taken) override;
-  double exposed_seconds() const override {
-    return exposed_;
-  }
-  int64_t bytes_sent() const override {
-    return servers_ ? servers_->bytes_sent() : 0;
-  }
+  double exposed_seconds() const override { return exposed_; }
+  int64_t bytes_sent() const override { return servers_ ? servers_->bytes_sent() : 0; }
   void load_state(const nlohmann::json& state, int64_t steps) override;
 
  private:
@@ -79,20 +59,12 @@ class ServerSync final : public GradientSync,
     ServerSync& sync_;
   };
 
-  void attach_rest(Rest rest) override {
-    rest_ = std::move(rest);
-  }
-  int64_t step() const override {
-    return servers_ && servers_->loads() ? servers_->step() : 0;
-  }
+  void attach_rest(Rest rest) override { rest_ = std::move(rest); }
+  int64_t step() const override { return servers_ && servers_->loads() ? servers_->step() : 0; }
   void begin_at(int64_t step) override;
   int64_t after_step() override;
-  bool is_first() override {
-    return servers_ == nullptr || servers_->first_worker() == worker_.worker;
-  }
-  std::string_view axis() const override {
-    return "server";
-  }
+  bool is_first() override { return servers_ == nullptr || servers_->first_worker() == worker_.worker; }
+  std::string_view axis() const override { return "server"; }
   std::unique_ptr<bucket::StateStore> make_store() override;
   void connect(const std::function<Parameter(const bucket::TensorInfo&)>& of, const nlohmann::json& optimizer,
                const std::vector<std::string>& arrays) override;

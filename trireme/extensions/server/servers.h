@@ -49,9 +49,7 @@ class Servers {
   Servers(const Servers&) = delete;
   Servers& operator=(const Servers&) = delete;
 
-  const std::vector<ParameterInfo>& parameters() const {
-    return parameters_;
-  }
+  const std::vector<ParameterInfo>& parameters() const { return parameters_; }
   bool initialized() const;
   /// Sends initial values to servers that have none.
   void initialize(const TensorOf& values);
@@ -100,20 +98,14 @@ class Servers {
   /// Number of loads that this worker's values include; absent if servers differ.
   std::optional<int64_t> loads() const;
   /// Training step after which a worker that begins now continues, as server 0 last reported.
-  int64_t step() const {
-    return step_;
-  }
+  int64_t step() const { return step_; }
 
   /// Steps of the servers' optimizers, as last reported.
-  int64_t steps() const {
-    return steps_;
-  }
+  int64_t steps() const { return steps_; }
   /// Number of updates of server 0, as last reported.
   int64_t clock() const;
   /// Lowest worker number that is present or still expected, as server 0 last reported.
-  int first_worker() const {
-    return first_worker_;
-  }
+  int first_worker() const { return first_worker_; }
   void leave();
   int64_t bytes_sent() const;
   int64_t bytes_received() const;

@@ -31,12 +31,8 @@ class Shard {
   /// (LAMB).
   Shard(std::vector<ParameterInfo> parameters, Share share, const optim::OptimizerOptions& optimizer);
 
-  const std::vector<ParameterInfo>& parameters() const {
-    return parameters_;
-  }
-  const Share& share() const {
-    return share_;
-  }
+  const std::vector<ParameterInfo>& parameters() const { return parameters_; }
+  const Share& share() const { return share_; }
   void set_values(std::span<const std::byte> body);
   void get_values(std::span<std::byte> body) const;
 
@@ -53,9 +49,7 @@ class Shard {
   double squared_norm() const;
   /// Steps by the sum multiplied by `factor`. Parameters without a gradient do not change.
   void step(double lr, std::optional<optim::Betas> betas, double factor);
-  int64_t steps() const {
-    return optimizer_ ? optimizer_->steps() : steps_;
-  }
+  int64_t steps() const { return optimizer_ ? optimizer_->steps() : steps_; }
   void set_steps(int64_t steps) {
     steps_ = steps;
     if (optimizer_) {
@@ -63,13 +57,9 @@ class Shard {
     }
   }
 
-  bool has_sparse() const {
-    return !sparse_.empty();
-  }
+  bool has_sparse() const { return !sparse_.empty(); }
   /// Version of the values; grows with every change.
-  int64_t version() const {
-    return version_;
-  }
+  int64_t version() const { return version_; }
   /// Rows of the sparse pieces that changed after a version, and the layout of the body that contains them.
   struct Changes {
     std::vector<at::Tensor> rows; ///< row numbers in the piece
@@ -80,13 +70,9 @@ class Shard {
   void get_changes(std::span<std::byte> body, const Changes& changes) const;
 
   /// Names of the optimizer's arrays, such as "exp_avg"; "master" comes first if there are masters.
-  const std::vector<std::string>& arrays() const {
-    return arrays_;
-  }
+  const std::vector<std::string>& arrays() const { return arrays_; }
   /// Size of one array in bytes: the pieces as fp32 (array_layout()). A body with all arrays concatenates them.
-  int64_t array_bytes() const {
-    return layout_.bytes;
-  }
+  int64_t array_bytes() const { return layout_.bytes; }
   void get_arrays(std::span<std::byte> body);
   void set_arrays(std::span<const std::byte> body);
 

@@ -43,9 +43,7 @@ class Together : protected Replies {
   /// New values were set: drops the pushes, which belong to the old ones.
   void begin_anew();
   /// Returns the training step after which this worker continues, if it takes these values.
-  int64_t step_of(int number) const {
-    return load_.step + (together_ ? clock_ - load_.clock : workers_.made(number));
-  }
+  int64_t step_of(int number) const { return load_.step + (together_ ? clock_ - load_.clock : workers_.made(number)); }
   /// Counts an update.
   virtual void count_update() = 0;
 
@@ -57,17 +55,13 @@ class Together : protected Replies {
   nlohmann::json last_ = nlohmann::json::object(); // the previous round's decision
 
  private:
-  bool is_hybrid() const {
-    return options_.server.mode == ServerOptions::Mode::hybrid;
-  }
+  bool is_hybrid() const { return options_.server.mode == ServerOptions::Mode::hybrid; }
   int64_t least_that_comes() const;
   std::optional<int64_t> step_of_first(const nlohmann::json& header) const;
   int64_t ahead(const nlohmann::json& header) const;
   bool was_member(int number) const;
   /// True if the worker is still the process that sent this, over the same connection.
-  bool lives(int number, const PendingRequest& push) const {
-    return workers_.is_of(number, push.event.client);
-  }
+  bool lives(int number, const PendingRequest& push) const { return workers_.is_of(number, push.event.client); }
   /// Removes this worker's push from the round, if there is one.
   void withdraw(int number, const char* why);
   void answer_late();

@@ -42,9 +42,7 @@ class Workers {
       made = std::max(made, slowest_made(number).value_or(0));
     }
   }
-  void leave(int number) {
-    all_.at(number).client.reset();
-  }
+  void leave(int number) { all_.at(number).client.reset(); }
   /// Its connection broke: it may have ended.
   void lose(int number) {
     leave(number);
@@ -59,9 +57,7 @@ class Workers {
     return found != all_.end() && found->second.client == client;
   }
   /// True if it is present or still expected.
-  bool may_push(int number) const {
-    return is_there(number) || (!all_.contains(number) && awaits_any());
-  }
+  bool may_push(int number) const { return is_there(number) || (!all_.contains(number) && awaits_any()); }
   /// True if its gradient for this step of server 0 may still come; without a step: its next gradient.
   bool may_bring(int number, std::optional<int64_t> step) const {
     const auto found = all_.find(number);
@@ -89,12 +85,8 @@ class Workers {
     }
     return numbers;
   }
-  uint64_t client_of(int number) const {
-    return all_.at(number).client.value();
-  }
-  bool is_restarted(int number) const {
-    return all_.at(number).restarted;
-  }
+  uint64_t client_of(int number) const { return all_.at(number).client.value(); }
+  bool is_restarted(int number) const { return all_.at(number).restarted; }
   /// Numbers that have joined over this connection.
   std::vector<int> of(uint64_t client) const {
     std::vector<int> numbers = there();
@@ -102,12 +94,8 @@ class Workers {
     return numbers;
   }
   /// True while workers are still expected. The wait is limited, because a worker may have died before it joined.
-  bool awaits_any() const {
-    return std::ssize(all_) < expected_ && rpc::Clock::now() < awaited_until_;
-  }
-  bool all_have_ended() const {
-    return !all_.empty() && !awaits_any() && there().empty();
-  }
+  bool awaits_any() const { return std::ssize(all_) < expected_ && rpc::Clock::now() < awaited_until_; }
+  bool all_have_ended() const { return !all_.empty() && !awaits_any() && there().empty(); }
 
   void count_push(int number) {
     ++all_.at(number).pushes;
@@ -119,9 +107,7 @@ class Workers {
     all_.at(number).behind_it = step;
   }
   /// The worker continues with the values after this step of server 0.
-  void has_behind_it(int number, int64_t step) {
-    all_.at(number).behind_it = step;
-  }
+  void has_behind_it(int number, int64_t step) { all_.at(number).behind_it = step; }
   /// True if it will not send a gradient for this step of server 0 any more.
   bool is_past(int number, int64_t step) const {
     const auto found = all_.find(number);
@@ -134,12 +120,8 @@ class Workers {
   }
   /// Steps of each worker since the last load, for modes in which workers do not wait for each other. A restarted
   /// worker continues where the slowest other one is.
-  const std::map<int, int64_t>& made() const {
-    return made_;
-  }
-  void set_made(std::map<int, int64_t> made) {
-    made_ = std::move(made);
-  }
+  const std::map<int, int64_t>& made() const { return made_; }
+  void set_made(std::map<int, int64_t> made) { made_ = std::move(made); }
   int64_t made(int number) const {
     const auto found = made_.find(number);
     return found == made_.end() ? 0 : found->second;

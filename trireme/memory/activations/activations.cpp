@@ -22,12 +22,8 @@ thread_local Activations::Impl* present = nullptr;
 // Makes an Impl the active one; null inside a part, whose inner parts are not managed.
 class Present {
  public:
-  explicit Present(Activations::Impl* impl) : before_(present) {
-    present = impl;
-  }
-  ~Present() {
-    present = before_;
-  }
+  explicit Present(Activations::Impl* impl) : before_(present) { present = impl; }
+  ~Present() { present = before_; }
   Present(const Present&) = delete;
   Present& operator=(const Present&) = delete;
 

@@ -36,9 +36,7 @@ class FileSpace : public std::enable_shared_from_this<FileSpace> {
  private:
   int64_t place_for(int64_t bytes);
   void give_back(int64_t offset, int64_t bytes);
-  int64_t size() const {
-    return file_ ? file_->size() : 0;
-  }
+  int64_t size() const { return file_ ? file_->size() : 0; }
 
   const std::filesystem::path folder_;
   mutable std::mutex mutex_;

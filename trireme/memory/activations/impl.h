@@ -34,9 +34,7 @@ class Activations::Impl : public std::enable_shared_from_this<Impl> {
   };
 
   Tensors run(const ModelPart& part, const Function& f, const Tensors& inputs);
-  void begin_forward() {
-    last_call_.reset();
-  }
+  void begin_forward() { last_call_.reset(); }
   void end_step();
   bool has_room_for(const Decision& decision, int64_t host_room) const;
   void adopt(Decision decision, bool all);

@@ -15,19 +15,11 @@ class Ledger {
     while (now > peak && !peak_.compare_exchange_weak(peak, now)) {
     }
   }
-  void remove(int64_t bytes) {
-    bytes_.fetch_sub(bytes);
-  }
-  int64_t bytes() const {
-    return bytes_.load();
-  }
+  void remove(int64_t bytes) { bytes_.fetch_sub(bytes); }
+  int64_t bytes() const { return bytes_.load(); }
   /// The peak so far.
-  int64_t peak() const {
-    return peak_.load();
-  }
-  void forget_peak() {
-    peak_.store(bytes_.load());
-  }
+  int64_t peak() const { return peak_.load(); }
+  void forget_peak() { peak_.store(bytes_.load()); }
 
  private:
   std::atomic<int64_t> bytes_ = 0;

@@ -16,20 +16,14 @@ class Mark {
     time_ = std::chrono::steady_clock::now();
     set_ = true;
   }
-  bool set() const {
-    return set_;
-  }
-  void forget() {
-    set_ = false;
-  }
+  bool set() const { return set_; }
+  void forget() { set_ = false; }
   /// Both must be set; on a device the host must have waited for them.
   double seconds_since(const Mark& earlier) const {
     return device_.is_cpu() ? std::chrono::duration<double>(time_ - earlier.time_).count()
                             : event_.seconds_since(earlier.event_);
   }
-  void wait() const {
-    event_.synchronize();
-  }
+  void wait() const { event_.synchronize(); }
 
  private:
   at::Device device_;

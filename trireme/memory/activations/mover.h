@@ -44,15 +44,11 @@ class Mover : public std::enable_shared_from_this<Mover> {
   /// limit of the buffers' bytes, spare ones included.
   void set_most_leaving(int64_t bytes);
 
-  at::Device device() const {
-    return device_;
-  }
+  at::Device device() const { return device_; }
   int64_t bytes_out() const;
   int64_t bytes_in() const;
   /// The file space; null without files.
-  const std::shared_ptr<FileSpace>& files() const {
-    return files_;
-  }
+  const std::shared_ptr<FileSpace>& files() const { return files_; }
 
  private:
   friend class Away;
@@ -95,15 +91,11 @@ class Away {
         device_(device),
         copied_(std::make_shared<device::Event>(device.type())),
         arrived_(std::make_shared<device::Event>(device.type())) {}
-  ~Away() {
-    mover_->forget(*this);
-  }
+  ~Away() { mover_->forget(*this); }
   Away(const Away&) = delete;
   Away& operator=(const Away&) = delete;
 
-  int64_t bytes() const {
-    return bytes_;
-  }
+  int64_t bytes() const { return bytes_; }
 
  private:
   friend class Mover;

@@ -29,9 +29,7 @@ struct SavedStorage {
   int64_t whole_bytes = 0;
   at::Tensor checksum;
 
-  ~SavedStorage() {
-    ledger->remove(counted);
-  }
+  ~SavedStorage() { ledger->remove(counted); }
 };
 
 /// All saved storages, each once for all tensors that view it. Thread-safe.
@@ -52,12 +50,8 @@ class SavedStorages {
   c10::Storage gather(const SavedStorage& saved, const std::string& type);
   /// Waits for the device. Errors: Error if ranks had different bytes since the last call.
   void check_shares();
-  const Sharing& sharing() const {
-    return sharing_;
-  }
-  Mover& mover() const {
-    return *mover_;
-  }
+  const Sharing& sharing() const { return sharing_; }
+  Mover& mover() const { return *mover_; }
 
  private:
   struct Entry {
@@ -95,38 +89,22 @@ class Call {
     type_ = std::move(type);
   }
   /// Sets the call whose backward comes next.
-  void set_before(std::weak_ptr<Call> before) {
-    before_ = std::move(before);
-  }
+  void set_before(std::weak_ptr<Call> before) { before_ = std::move(before); }
   /// Calls f once, when backward asks for the first saved tensor.
-  void on_backward(std::function<void()> f) {
-    on_backward_ = std::move(f);
-  }
+  void on_backward(std::function<void()> f) { on_backward_ = std::move(f); }
   /// Bytes of storages that this call saved: besides its inputs, and of its inputs. Valid after its forward.
-  int64_t bytes() const {
-    return bytes_;
-  }
-  int64_t input_bytes() const {
-    return input_bytes_;
-  }
+  int64_t bytes() const { return bytes_; }
+  int64_t input_bytes() const { return input_bytes_; }
   /// Bytes of the inputs that this rank keeps: fewer if ranks keep shares.
-  int64_t share_bytes() const {
-    return share_bytes_;
-  }
+  int64_t share_bytes() const { return share_bytes_; }
   /// Bytes of bytes() that would not be moved, and padding of the buffers (PartCost).
-  int64_t stay_bytes() const {
-    return stay_bytes_;
-  }
-  int64_t padding() const {
-    return padding_;
-  }
+  int64_t stay_bytes() const { return stay_bytes_; }
+  int64_t padding() const { return padding_; }
 
  private:
   friend class SavedTensor;
   bool can_be_shared(const at::Tensor& input) const;
-  bool is_shared(const void* storage) const {
-    return shared_inputs_.count(storage) != 0;
-  }
+  bool is_shared(const void* storage) const { return shared_inputs_.count(storage) != 0; }
   bool may_move(const at::Tensor& tensor) const;
   void note(const at::Tensor& tensor);
   void begin_backward();

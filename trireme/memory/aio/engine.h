@@ -15,9 +15,7 @@ class Engine {
   virtual ~Engine() = default;
   virtual const char* name() const = 0;
   /// Registers frequently used memory with the kernel; false if the kernel does not keep it.
-  virtual bool add_buffer(std::byte*, int64_t) {
-    return false;
-  }
+  virtual bool add_buffer(std::byte*, int64_t) { return false; }
   virtual void remove_buffer(std::byte*) {}
 };
 

@@ -25,12 +25,8 @@ class Memory {
   ~Memory();
 
   /// nullptr if the size is 0.
-  std::byte* data() const {
-    return data_;
-  }
-  int64_t size() const {
-    return size_;
-  }
+  std::byte* data() const { return data_; }
+  int64_t size() const { return size_; }
 
  private:
   std::byte* data_ = nullptr;

@@ -77,9 +77,7 @@ class Passes {
     }
     return static_cast<double>(begun) / seconds_since(start);
   }
-  const char* engine() const {
-    return transfers_.engine();
-  }
+  const char* engine() const { return transfers_.engine(); }
 
  private:
   const File file_;

@@ -35,9 +35,7 @@ class Queue {
   explicit Queue(int64_t block_size) : block_size_(block_size) {}
   /// Sets a function that is called after each add(), for engines that do not wait in take(). Call it before the first
   /// add().
-  void on_work(std::function<void()> wake) {
-    wake_ = std::move(wake);
-  }
+  void on_work(std::function<void()> wake) { wake_ = std::move(wake); }
 
   uint64_t add(const File& file, bool write, int64_t offset, std::byte* memory, int64_t bytes);
   /// Waits until the transfer is finished: none of its requests is in the system. Errors: the transfer's Error, on

@@ -19,12 +19,8 @@ class ThreadEngine : public Engine {
       throw;
     }
   }
-  ~ThreadEngine() override {
-    join();
-  }
-  const char* name() const override {
-    return "threads";
-  }
+  ~ThreadEngine() override { join(); }
+  const char* name() const override { return "threads"; }
 
  private:
   void run() {

@@ -56,9 +56,7 @@ class Ring {
                                                                                   : 0); // from kernel 5.19 on
     return "";
   }
-  io_uring* get() {
-    return &ring_;
-  }
+  io_uring* get() { return &ring_; }
 
   bool add_buffer(std::byte* memory, int64_t bytes) {
     for (int64_t done = 0; done < bytes; done += kLargestBuffer) {
@@ -148,15 +146,9 @@ class UringEngine : public Engine {
       thread_.join();
     }
   }
-  const char* name() const override {
-    return "io_uring";
-  }
-  bool add_buffer(std::byte* memory, int64_t bytes) override {
-    return ring_.add_buffer(memory, bytes);
-  }
-  void remove_buffer(std::byte* memory) override {
-    ring_.remove_buffer(memory);
-  }
+  const char* name() const override { return "io_uring"; }
+  bool add_buffer(std::byte* memory, int64_t bytes) override { return ring_.add_buffer(memory, bytes); }
+  void remove_buffer(std::byte* memory) override { ring_.remove_buffer(memory); }
 
  private:
   void wake() {
@@ -190,12 +182,8 @@ class UringEngine : public Engine {
       }
     }
   }
-  static bool is_passing(int code) {
-    return code == -EAGAIN || code == -EBUSY || code == -EINTR;
-  }
-  size_t in_use() const {
-    return slots_.size() - free_.size();
-  }
+  static bool is_passing(int code) { return code == -EAGAIN || code == -EBUSY || code == -EINTR; }
+  size_t in_use() const { return slots_.size() - free_.size(); }
 
   void watch_wake() {
     io_uring_sqe* entry = ::io_uring_get_sqe(ring_.get()); // there is room for all slots and this

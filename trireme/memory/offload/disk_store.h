@@ -64,9 +64,7 @@ class DiskStore : public bucket::StateStore {
 
   /// All buckets: files are read into host memory.
   std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device device) override;
-  int64_t chunk_elements() const override {
-    return options_.chunk_elements;
-  }
+  int64_t chunk_elements() const override { return options_.chunk_elements; }
   /// Errors: Error if the disk is full: the file's full size is reserved now.
   int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override;
   void name_buckets(int64_t buffer, std::vector<std::string> first_parameters) override;

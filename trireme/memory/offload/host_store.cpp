@@ -108,9 +108,7 @@ class PartialStore : public bucket::StateStore {
     const auto [store, number] = of(buffer, bucket);
     store->release(number, bucket, modified);
   }
-  int64_t ahead() const override {
-    return moved_->ahead();
-  }
+  int64_t ahead() const override { return moved_->ahead(); }
   void prefetch(int64_t buffer, int64_t bucket) override {
     const auto [store, number] = of(buffer, bucket);
     store->prefetch(number, bucket);

@@ -67,9 +67,7 @@ struct Options {
   ParameterOptions parameters;
   aio::Options aio;
 
-  bool uses_files() const {
-    return optimizer.place == Place::nvme || parameters.place == Place::nvme;
-  }
+  bool uses_files() const { return optimizer.place == Place::nvme || parameters.place == Place::nvme; }
 };
 
 } // namespace trireme::offload

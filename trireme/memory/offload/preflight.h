@@ -34,16 +34,10 @@ struct FolderUse {
   int64_t state_read_bytes = 0;
   int64_t state_write_bytes = 0;
   /// While training: the bytes of memory that the ranks would need if nothing were in files.
-  int64_t bytes() const {
-    return state_bytes + parameter_bytes + activation_bytes;
-  }
+  int64_t bytes() const { return state_bytes + parameter_bytes + activation_bytes; }
   /// While the model is moved to its files.
-  int64_t bytes_at_start() const {
-    return gradient_bytes + parameter_bytes + building_bytes;
-  }
-  int64_t most_bytes() const {
-    return std::max(bytes(), bytes_at_start());
-  }
+  int64_t bytes_at_start() const { return gradient_bytes + parameter_bytes + building_bytes; }
+  int64_t most_bytes() const { return std::max(bytes(), bytes_at_start()); }
 };
 
 /// One rank's files of one kind: bytes kept, and bytes transferred per step.

@@ -27,9 +27,7 @@ class RankFolder {
   RankFolder(const RankFolder&) = delete;
   RankFolder& operator=(const RankFolder&) = delete;
 
-  const std::filesystem::path& path() const {
-    return path_;
-  }
+  const std::filesystem::path& path() const { return path_; }
   /// An unnamed file for `kind` ("optimizer states", ...), which ends with the process. Errors:
   /// aio::File::create_unnamed().
   aio::File make_file(const std::string& kind, int64_t number, int64_t bytes) const;

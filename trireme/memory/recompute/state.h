@@ -25,12 +25,8 @@ class RandomState {
 /// Sets the generators to another state; the destructor restores their earlier state.
 class RandomGuard {
  public:
-  explicit RandomGuard(const RandomState& state) : before_(state.present()) {
-    state.restore();
-  }
-  ~RandomGuard() {
-    before_.restore();
-  }
+  explicit RandomGuard(const RandomState& state) : before_(state.present()) { state.restore(); }
+  ~RandomGuard() { before_.restore(); }
   RandomGuard(const RandomGuard&) = delete;
   RandomGuard& operator=(const RandomGuard&) = delete;
 

@@ -37,9 +37,7 @@ class Carousel {
     places_[0].tensor = own;
   }
 
-  const at::Tensor& present() const {
-    return places_[at(step_)].tensor;
-  }
+  const at::Tensor& present() const { return places_[at(step_)].tensor; }
   /// Starts to send the present block and to receive the next one.
   void start() {
     if (step_ + 1 == ranks_.size()) {
@@ -65,9 +63,7 @@ class Carousel {
     at::Tensor tensor;
     comm::Work sent; ///< destroyed first: it waits
   };
-  static size_t at(int step) {
-    return static_cast<size_t>(step % 3);
-  }
+  static size_t at(int step) { return static_cast<size_t>(step % 3); }
 
   const comm::Group& ranks_;
   const Tag tag_;
@@ -146,9 +142,7 @@ struct Call : torch::CustomClassHolder {
   AttentionOptions options;
   int64_t seed;
 
-  int from(int step) const {
-    return (ranks.rank() - step + ranks.size()) % ranks.size();
-  }
+  int from(int step) const { return (ranks.rank() - step + ranks.size()) % ranks.size(); }
   Block block(int step, const Meeting& meeting, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               const at::Tensor& padding) const {
     const uint64_t pair =

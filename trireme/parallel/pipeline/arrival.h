@@ -16,9 +16,7 @@ class Arrive : public torch::autograd::Function<Arrive> {
     const at::AutoDispatchBelowADInplaceOrView plain;
     return leaf.view(leaf.sizes());
   }
-  static Tensors backward(torch::autograd::AutogradContext*, const Tensors& grads) {
-    return grads;
-  }
+  static Tensors backward(torch::autograd::AutogradContext*, const Tensors& grads) { return grads; }
 };
 
 inline Tensors arrive(const Tensors& inputs) {

@@ -29,15 +29,9 @@ class BufferPool {
 /// cost.
 class Agreement {
  public:
-  int64_t bytes() const {
-    return bytes_;
-  }
-  bool fits(const Layout& layout) const {
-    return known_ && !announce_all_ && layout == layout_;
-  }
-  const Layout& layout() const {
-    return layout_;
-  }
+  int64_t bytes() const { return bytes_; }
+  bool fits(const Layout& layout) const { return known_ && !announce_all_ && layout == layout_; }
+  const Layout& layout() const { return layout_; }
   void adopt(const Layout& layout);
 
  private:
@@ -135,9 +129,7 @@ class RecvChannel {
   /// that is reused once they are freed. Errors: Error when it is not that of `micro_batch`; PeerError when the
   /// neighbour is lost.
   Message recv(int64_t micro_batch);
-  uint64_t received() const {
-    return sequence_;
-  }
+  uint64_t received() const { return sequence_; }
 
  private:
   Arrival arrive_on_host();

@@ -61,9 +61,7 @@ class Executor {
 
   /// Sum of the losses so far of the running or last batch: float64 on the device; undefined without a
   /// loss.
-  const at::Tensor& loss_sum() const {
-    return loss_sum_;
-  }
+  const at::Tensor& loss_sum() const { return loss_sum_; }
   /// Times of the last trained batch. On a GPU forward and backward are GPU times (device/phase_timer.h) of the newest
   /// batch that is known to be finished; the host does not wait for them.
   struct Seconds {
@@ -73,16 +71,10 @@ class Executor {
   };
   Seconds seconds();
 
-  bool loads_inputs() const {
-    return pipe_.rank() == 0;
-  }
-  bool loads_targets() const {
-    return pipe_.rank() == pipe_.size() - 1;
-  }
+  bool loads_inputs() const { return pipe_.rank() == 0; }
+  bool loads_targets() const { return pipe_.rank() == pipe_.size() - 1; }
   /// Largest number of micro-batches in flight so far, over all chunks.
-  int peak_in_flight() const {
-    return peak_in_flight_;
-  }
+  int peak_in_flight() const { return peak_in_flight_; }
 
  private:
   // One micro-batch in one chunk, from its arrival to the end of its backward.
@@ -123,18 +115,10 @@ class Executor {
   void send_grads(const Instruction& instruction, InFlight& flight);
   void check_fingerprint(const Instruction& instruction, const InFlight& flight) const;
 
-  int virtual_stage(int chunk) const {
-    return chunk * pipe_.size() + pipe_.rank();
-  }
-  bool is_first(int chunk) const {
-    return virtual_stage(chunk) == 0;
-  }
-  bool is_last(int chunk) const {
-    return virtual_stage(chunk) == pipe_.size() * model_.options().chunks - 1;
-  }
-  InFlight& flight(const Instruction& instruction) {
-    return flights_[instruction.chunk][instruction.micro_batch];
-  }
+  int virtual_stage(int chunk) const { return chunk * pipe_.size() + pipe_.rank(); }
+  bool is_first(int chunk) const { return virtual_stage(chunk) == 0; }
+  bool is_last(int chunk) const { return virtual_stage(chunk) == pipe_.size() * model_.options().chunks - 1; }
+  InFlight& flight(const Instruction& instruction) { return flights_[instruction.chunk][instruction.micro_batch]; }
 
   PipelineModule& model_;
   comm::Group pipe_;

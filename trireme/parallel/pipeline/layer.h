@@ -47,20 +47,12 @@ class Layer {
   /// counted. Errors: InputError for a function layer.
   Layer& initialise(std::function<void(torch::nn::Module&)> initialise);
 
-  const std::optional<std::string>& name() const {
-    return recipe_->name;
-  }
+  const std::optional<std::string>& name() const { return recipe_->name; }
   /// The class name without namespaces, template arguments and "Impl": "Linear"; "function" for callables.
-  const std::string& type() const {
-    return recipe_->type;
-  }
+  const std::string& type() const { return recipe_->type; }
   /// True if the module exists only after build().
-  bool is_lazy() const {
-    return recipe_->lazy;
-  }
-  const std::optional<Tie>& tie() const {
-    return recipe_->tie;
-  }
+  bool is_lazy() const { return recipe_->lazy; }
+  const std::optional<Tie>& tie() const { return recipe_->tie; }
   /// The module that the layer was made from; null for a function and for a module that build() makes.
   std::shared_ptr<torch::nn::Module> given_module() const {
     return recipe_->make && !recipe_->lazy ? recipe_->make() : nullptr;
@@ -227,18 +219,10 @@ class LayerList {
 
   void push_back(LayerList list);
 
-  int64_t size() const {
-    return static_cast<int64_t>(layers_.size());
-  }
-  const Layer& operator[](int64_t index) const {
-    return layers_[static_cast<size_t>(index)];
-  }
-  std::vector<Layer>::const_iterator begin() const {
-    return layers_.begin();
-  }
-  std::vector<Layer>::const_iterator end() const {
-    return layers_.end();
-  }
+  int64_t size() const { return static_cast<int64_t>(layers_.size()); }
+  const Layer& operator[](int64_t index) const { return layers_[static_cast<size_t>(index)]; }
+  std::vector<Layer>::const_iterator begin() const { return layers_.begin(); }
+  std::vector<Layer>::const_iterator end() const { return layers_.end(); }
 
  private:
   static LayerList flatten(const std::shared_ptr<torch::nn::SequentialImpl>& sequential);

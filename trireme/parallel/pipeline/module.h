@@ -65,9 +65,7 @@ class PipelineModule : public torch::nn::Module {
   explicit PipelineModule(LayerList layers, Loss loss = nullptr, PipelineOptions options = {});
 
   /// Sets a micro-batch to measure layers with, for partition "profile" and "memory". Call it before build().
-  void set_sample_inputs(Tensors inputs) {
-    sample_inputs_ = std::move(inputs);
-  }
+  void set_sample_inputs(Tensors inputs) { sample_inputs_ = std::move(inputs); }
   /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Call it once. Collective over `pipe`. `micro_batches`:
   /// per step, for partition "memory"; 0: as many as there are stages. `replicas`: with several pipelines, the ranks of
   /// this stage in all of them; the first pipeline's measurement decides for all. Errors: InputError for an impossible
@@ -78,12 +76,8 @@ class PipelineModule : public torch::nn::Module {
   /// Overrides options() with those of a configuration. initialize() calls it, before build().
   void configure(const PipelineKeys& keys);
   /// Set `built` before build(); the others apply from the next forward on.
-  void set_hooks(LayerHooks hooks) {
-    hooks_ = std::move(hooks);
-  }
-  const LayerHooks& hooks() const {
-    return hooks_;
-  }
+  void set_hooks(LayerHooks hooks) { hooks_ = std::move(hooks); }
+  const LayerHooks& hooks() const { return hooks_; }
   /// The modules of this stage's layers, in order, without repetition.
   std::vector<std::shared_ptr<torch::nn::Module>> layer_modules() const;
 
@@ -96,26 +90,14 @@ class PipelineModule : public torch::nn::Module {
   /// The last layer's outputs, without the loss if it is one of them.
   Tensors logits(const Tensors& outputs) const;
 
-  const PipelineOptions& options() const {
-    return options_;
-  }
-  const LayerList& layers() const {
-    return layers_;
-  }
+  const PipelineOptions& options() const { return options_; }
+  const LayerList& layers() const { return layers_; }
   /// Layers of the virtual stages: virtual stage v = chunk * stages + stage has layers [bounds[v], bounds[v + 1]).
-  const Partition& partition() const {
-    return partition_;
-  }
-  int stage() const {
-    return stage_;
-  }
-  int stages() const {
-    return stages_;
-  }
+  const Partition& partition() const { return partition_; }
+  int stage() const { return stage_; }
+  int stages() const { return stages_; }
   /// Tied parameters with more than one copy.
-  const std::vector<TiedParameter>& ties() const {
-    return ties_;
-  }
+  const std::vector<TiedParameter>& ties() const { return ties_; }
   /// Parameters whose gradients are final only after all backwards: tied ones, and those that several chunks
   /// share.
   Tensors late_parameters() const;
@@ -129,9 +111,7 @@ class PipelineModule : public torch::nn::Module {
   /// Names of the modules of this stage's layers and of their submodules: the prefixes of their parameters.
   std::vector<std::string> module_names() const;
   /// Aliases: further names of tensors that this stage saves under another name, with that name.
-  const std::map<std::string, std::string>& saved_names() const {
-    return saved_names_;
-  }
+  const std::map<std::string, std::string>& saved_names() const { return saved_names_; }
 
   void train(bool on = true) override;
   /// Called by torch::save(). Errors: InputError with several stages, where this rank has a part of the model: see

@@ -14,9 +14,7 @@ struct Partition {
   std::vector<int64_t> bounds;
   std::vector<double> costs; ///< of each layer: what was balanced
 
-  int64_t parts() const {
-    return static_cast<int64_t>(bounds.size()) - 1;
-  }
+  int64_t parts() const { return static_cast<int64_t>(bounds.size()) - 1; }
 };
 
 /// balance_by_part(), with each layer's cost in its part.

@@ -16,12 +16,8 @@ struct ScheduleShape {
   int micro_batches = 1;
   int chunks = 1;
 
-  int virtual_stages() const {
-    return stages * chunks;
-  }
-  int virtual_stage(int stage, int chunk) const {
-    return chunk * stages + stage;
-  }
+  int virtual_stages() const { return stages * chunks; }
+  int virtual_stage(int stage, int chunk) const { return chunk * stages + stage; }
   bool operator==(const ScheduleShape&) const = default;
 };
 

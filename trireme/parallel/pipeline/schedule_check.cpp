@@ -50,25 +50,17 @@ class StageCheck {
     check_buffers();
   }
 
-  int size() const {
-    return static_cast<int>(program_.size());
-  }
-  const Instruction& at(int i) const {
-    return program_[i];
-  }
+  int size() const { return static_cast<int>(program_.size()); }
+  const Instruction& at(int i) const { return program_[i]; }
   // Index of the instruction that does `op`; `backward` also finds backward_input.
   int place(Op op, int micro_batch, int chunk) const {
     const auto& places = places_[size_t(chunk) * shape_.micro_batches + micro_batch];
     const int whole = places[static_cast<int>(op)];
     return whole == kAbsent && op == Op::backward ? places[static_cast<int>(Op::backward_input)] : whole;
   }
-  int place_of_end(Op op) const {
-    return ends_[static_cast<int>(op) - static_cast<int>(Op::reduce_tied_grads)];
-  }
+  int place_of_end(Op op) const { return ends_[static_cast<int>(op) - static_cast<int>(Op::reduce_tied_grads)]; }
   // Micro-batches in the order of `op`; `backward` also finds backward_input.
-  const std::vector<int>& order(Op op, int chunk) const {
-    return orders_[chunk][static_cast<int>(op)];
-  }
+  const std::vector<int>& order(Op op, int chunk) const { return orders_[chunk][static_cast<int>(op)]; }
   [[noreturn]] void fail(int i, const std::string& why) const {
     throw InputError("schedule",
                      concat("stage ", stage_, ", instruction ", i, " (", describe(program_[i]), "): ", why));
@@ -78,21 +70,11 @@ class StageCheck {
   }
 
  private:
-  int virtual_stage(int chunk) const {
-    return shape_.virtual_stage(stage_, chunk);
-  }
-  bool is_first(int chunk) const {
-    return virtual_stage(chunk) == 0;
-  }
-  bool is_last(int chunk) const {
-    return virtual_stage(chunk) == shape_.virtual_stages() - 1;
-  }
-  bool gets_activation(int chunk) const {
-    return shape_.stages > 1 && !is_first(chunk);
-  }
-  bool gets_grad(int chunk) const {
-    return shape_.stages > 1 && !is_last(chunk);
-  }
+  int virtual_stage(int chunk) const { return shape_.virtual_stage(stage_, chunk); }
+  bool is_first(int chunk) const { return virtual_stage(chunk) == 0; }
+  bool is_last(int chunk) const { return virtual_stage(chunk) == shape_.virtual_stages() - 1; }
+  bool gets_activation(int chunk) const { return shape_.stages > 1 && !is_first(chunk); }
+  bool gets_grad(int chunk) const { return shape_.stages > 1 && !is_last(chunk); }
 
   void read(int i) {
     const Instruction& instruction = program_[i];
@@ -348,12 +330,8 @@ class TogetherCheck {
   }
 
  private:
-  const StageCheck& holder(int v) const {
-    return stages_[v % shape_.stages];
-  }
-  int chunk_of(int v) const {
-    return v / shape_.stages;
-  }
+  const StageCheck& holder(int v) const { return stages_[v % shape_.stages]; }
+  int chunk_of(int v) const { return v / shape_.stages; }
 
   void check_channel(Op send, int from, Op recv, int to) const {
     const std::vector<int>& sent = holder(from).order(send, chunk_of(from));

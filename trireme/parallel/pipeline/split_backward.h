@@ -30,9 +30,7 @@ class SplitBackward {
                 const std::unordered_set<torch::autograd::Node*>& parameters);
 
   /// True if the second half has work to do.
-  bool puts_off() const {
-    return !whole_;
-  }
+  bool puts_off() const { return !whole_; }
   /// Accumulates into the inputs' grad.
   void run_inputs();
   /// Accumulates into the parameters' grad and frees the graph. Calls `before` with the grad

@@ -20,9 +20,7 @@ class Ties {
   /// Collective over the pipeline's group: every stage makes the groups of all keys in the same order.
   Ties(const comm::Group& pipe, const PipelineModule& model);
 
-  bool empty() const {
-    return model_.ties().empty();
-  }
+  bool empty() const { return model_.ties().empty(); }
   /// Broadcasts the first stage's values: at the start and after loading.
   void broadcast_weights() const;
   /// Sums the gradients over all copies, if one of them has any. Cost: one all-reduce per parameter, and one of a few

@@ -40,9 +40,7 @@ class Simulation {
     Op op;
     int micro_batch;
   };
-  const std::vector<Step>& steps(int stage) const {
-    return stages_[stage].steps;
-  }
+  const std::vector<Step>& steps(int stage) const { return stages_[stage].steps; }
 
  private:
   static constexpr int kNever = std::numeric_limits<int>::max();
@@ -53,12 +51,8 @@ class Simulation {
     std::vector<Step> steps;
   };
 
-  int& forward_at(int stage, int micro_batch) {
-    return forward_at_[size_t(stage) * m_ + micro_batch];
-  }
-  int& input_at(int stage, int micro_batch) {
-    return input_at_[size_t(stage) * m_ + micro_batch];
-  }
+  int& forward_at(int stage, int micro_batch) { return forward_at_[size_t(stage) * m_ + micro_batch]; }
+  int& input_at(int stage, int micro_batch) { return input_at_[size_t(stage) * m_ + micro_batch]; }
 
   void step(int s, int tick) {
     Stage& stage = stages_[s];

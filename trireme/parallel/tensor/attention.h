@@ -68,9 +68,7 @@ class ParallelAttentionImpl : public torch::nn::Module {
   /// [B, T, A/N D]. q and k may have a wider type than v, from factors in fp32: they are converted to v's.
   at::Tensor mix(const Heads& heads, const at::Tensor& key_padding = {});
 
-  const ParallelAttentionOptions& options() const {
-    return options_;
-  }
+  const ParallelAttentionOptions& options() const { return options_; }
 
   ColumnParallelLinear q_proj{nullptr};
   ColumnParallelLinear k_proj{nullptr};

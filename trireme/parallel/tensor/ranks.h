@@ -15,12 +15,8 @@ struct Ranks {
   /// need 1/N of the memory.
   bool sequence_parallel = false;
 
-  bool alone() const {
-    return group.size() == 1;
-  }
-  bool splits_sequence() const {
-    return sequence_parallel && !alone();
-  }
+  bool alone() const { return group.size() == 1; }
+  bool splits_sequence() const { return sequence_parallel && !alone(); }
 };
 
 /// The dim of [B, T, H] that is split over the ranks if the sequence is split.
@@ -39,9 +35,7 @@ struct RankRange {
   int64_t begin = 0;
   int64_t end = 0;
 
-  int64_t size() const {
-    return end - begin;
-  }
+  int64_t size() const { return end - begin; }
 };
 RankRange part_of(int64_t size, int rank, int ranks);
 inline RankRange part_of(int64_t size, const Ranks& ranks) {

@@ -18,9 +18,7 @@ struct MarkMeta : c10::BackendMeta {
 // TensorImpl has no public function to add a key. Derived classes may change its set of keys, and a pointer to that
 // member fits any TensorImpl.
 struct KeySet : c10::TensorImpl {
-  static c10::DispatchKeySet& of(c10::TensorImpl& tensor) {
-    return tensor.*(&KeySet::key_set_);
-  }
+  static c10::DispatchKeySet& of(c10::TensorImpl& tensor) { return tensor.*(&KeySet::key_set_); }
 };
 
 void add_mark(c10::TensorImpl& tensor, c10::intrusive_ptr<c10::BackendMeta> meta) {
@@ -63,48 +61,22 @@ class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
     }
   }
 
-  TensorBase tensor_data(const TensorBase& self) const override {
-    return next_.tensor_data(self);
-  }
-  TensorBase variable_data(const TensorBase& self) const override {
-    return next_.variable_data(self);
-  }
-  GradFn grad_fn(const TensorBase& self) const override {
-    return next_.grad_fn(self);
-  }
+  TensorBase tensor_data(const TensorBase& self) const override { return next_.tensor_data(self); }
+  TensorBase variable_data(const TensorBase& self) const override { return next_.variable_data(self); }
+  GradFn grad_fn(const TensorBase& self) const override { return next_.grad_fn(self); }
   unsigned _register_hook(const TensorBase& self, std::function<TensorBase(const TensorBase&)> hook) const override {
     return next_._register_hook(self, std::move(hook));
   }
-  void remove_hook(const TensorBase& self, unsigned pos) const override {
-    next_.remove_hook(self, pos);
-  }
-  bool is_view(const TensorBase& self) const override {
-    return next_.is_view(self);
-  }
-  const TensorBase& base(const TensorBase& self) const override {
-    return next_.base(self);
-  }
-  const std::string& name(const TensorBase& self) const override {
-    return next_.name(self);
-  }
-  bool is_leaf(const TensorBase& self) const override {
-    return next_.is_leaf(self);
-  }
-  int64_t output_nr(const TensorBase& self) const override {
-    return next_.output_nr(self);
-  }
-  TensorBase data(const TensorBase& self) const override {
-    return next_.data(self);
-  }
-  int64_t _version(const TensorBase& self) const override {
-    return next_._version(self);
-  }
-  void retain_grad(const TensorBase& self) const override {
-    next_.retain_grad(self);
-  }
-  bool retains_grad(const TensorBase& self) const override {
-    return next_.retains_grad(self);
-  }
+  void remove_hook(const TensorBase& self, unsigned pos) const override { next_.remove_hook(self, pos); }
+  bool is_view(const TensorBase& self) const override { return next_.is_view(self); }
+  const TensorBase& base(const TensorBase& self) const override { return next_.base(self); }
+  const std::string& name(const TensorBase& self) const override { return next_.name(self); }
+  bool is_leaf(const TensorBase& self) const override { return next_.is_leaf(self); }
+  int64_t output_nr(const TensorBase& self) const override { return next_.output_nr(self); }
+  TensorBase data(const TensorBase& self) const override { return next_.data(self); }
+  int64_t _version(const TensorBase& self) const override { return next_._version(self); }
+  void retain_grad(const TensorBase& self) const override { next_.retain_grad(self); }
+  bool retains_grad(const TensorBase& self) const override { return next_.retains_grad(self); }
   void _backward(const at::Tensor& self, at::TensorList inputs, const std::optional<at::Tensor>& gradient,
                  std::optional<bool> keep_graph, bool create_graph) const override {
     next_._backward(self, inputs, gradient, keep_graph, create_graph);
@@ -116,9 +88,7 @@ class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
                                                torch::jit::Stack* stack) const override {
     next_.basic_autograd_not_implemented_fallback(op, keys, stack);
   }
-  std::optional<c10::ScalarType> grad_dtype(const TensorBase& self) const override {
-    return next_.grad_dtype(self);
-  }
+  std::optional<c10::ScalarType> grad_dtype(const TensorBase& self) const override { return next_.grad_dtype(self); }
   void set_grad_dtype(const TensorBase& self, const std::optional<c10::ScalarType>& type) const override {
     next_.set_grad_dtype(self, type);
   }

@@ -40,9 +40,7 @@ struct SplitParameter {
   /// nn::Embedding: a row of the full weight whose gradient stays zero.
   std::optional<int64_t> padding_idx = std::nullopt;
 
-  bool is_bias() const {
-    return whole.size() == 1;
-  }
+  bool is_bias() const { return whole.size() == 1; }
 };
 
 /// How a marked tensor is derived from the parameter.

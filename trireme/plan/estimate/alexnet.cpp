@@ -45,9 +45,7 @@ class Layers {
     end(layer);
     layer.kept = layer.input; // the pooling before it does not keep its output
   }
-  void function() {
-    end(add("function"));
-  }
+  void function() { end(add("function")); }
   void flatten() {
     function();
     channels_ = numel();
@@ -72,20 +70,12 @@ class Layers {
     layer.working += element_ * weights;
   }
 
-  std::vector<Layer> take() {
-    return std::move(layers_);
-  }
+  std::vector<Layer> take() { return std::move(layers_); }
 
  private:
-  int64_t numel() const {
-    return channels_ * side_ * side_;
-  }
-  int64_t bytes() const {
-    return element_ * samples_ * numel();
-  }
-  bool keeps_input() const {
-    return !is_kept_;
-  }
+  int64_t numel() const { return channels_ * side_ * side_; }
+  int64_t bytes() const { return element_ * samples_ * numel(); }
+  bool keeps_input() const { return !is_kept_; }
   Layer& add(const char* type) {
     Layer& layer = layers_.emplace_back(Layer{std::to_string(layers_.size()), type});
     layer.input = bytes();

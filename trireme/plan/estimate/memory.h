@@ -51,9 +51,7 @@ struct StageMemory {
   /// activations.
   int64_t start = 0;
 
-  const Item& item(Category category) const {
-    return items[static_cast<size_t>(category)];
-  }
+  const Item& item(Category category) const { return items[static_cast<size_t>(category)]; }
   /// Parameters, gradients, optimizer states and masters.
   int64_t model_states() const;
   /// All categories.

@@ -226,18 +226,14 @@ class Moves {
       add(out_.on_host, "pinned blocks", "padding to powers of two", "", beside);
     }
   }
-  StageMoves take() {
-    return std::move(out_);
-  }
+  StageMoves take() { return std::move(out_); }
 
  private:
   // Padding of blocks of pinned memory.
   static int64_t lost(const std::vector<int64_t>& pieces) {
     return bucket::pinned_bytes(pieces) - std::accumulate(pieces.begin(), pieces.end(), int64_t{0});
   }
-  static int64_t lost(const FileBuffers& buffers) {
-    return buffers.pinned_bytes - buffers.bytes;
-  }
+  static int64_t lost(const FileBuffers& buffers) { return buffers.pinned_bytes - buffers.bytes; }
   static void add(std::vector<Item>& to, const std::string& name, const std::string& formula,
                   const std::string& numbers, int64_t bytes, const char* axis = "") {
     if (bytes > 0) {

@@ -100,16 +100,10 @@ struct StageMoves {
 
   int64_t host_bytes() const;
   /// The larger of host_bytes() and host_at_start.
-  int64_t host_peak() const {
-    return std::max(host_bytes(), host_at_start);
-  }
+  int64_t host_peak() const { return std::max(host_bytes(), host_at_start); }
   /// The same two without what "auto" may leave on the GPU.
-  int64_t sure_host_bytes() const {
-    return host_bytes() - may_stay_on_device;
-  }
-  int64_t sure_host_peak() const {
-    return std::max(sure_host_bytes(), host_at_start);
-  }
+  int64_t sure_host_bytes() const { return host_bytes() - may_stay_on_device; }
+  int64_t sure_host_peak() const { return std::max(sure_host_bytes(), host_at_start); }
   int64_t file_bytes() const;
   int64_t gradient_file_bytes() const;
   int64_t building_bytes() const;

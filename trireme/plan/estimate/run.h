@@ -90,38 +90,24 @@ struct Run {
   /// Offload between uses. With a GPU, its host's memory is offload memory too.
   offload::Options offload;
   bool on_device = false;
-  bool moves_states() const {
-    return offload::is_elsewhere(offload.optimizer.place, on_device);
-  }
+  bool moves_states() const { return offload::is_elsewhere(offload.optimizer.place, on_device); }
   /// From stage 2 on a GPU keeps only gradients that it steps; the others move to the host bucket by bucket, with any
   /// number of ranks. Not if several copies of a shard sum their gradients before the step.
-  bool moves_gradients() const {
-    return zero.stage >= 2 && on_device && moves_states() && !has_copies();
-  }
+  bool moves_gradients() const { return zero.stage >= 2 && on_device && moves_states() && !has_copies(); }
   bool moves_parameters() const {
     return zero.stage >= 3 && offload::is_elsewhere(offload.parameters.place, on_device);
   }
-  bool gradients_in_files() const {
-    return zero.stage >= 3 && offload::has_gradients_in_files(offload, has_copies());
-  }
+  bool gradients_in_files() const { return zero.stage >= 3 && offload::has_gradients_in_files(offload, has_copies()); }
   /// Whether activations are moved out of the model's memory.
   bool moves_activations() const;
-  bool has_copies() const {
-    return zero.shard_size && *zero.shard_size < gradient_ranks();
-  }
+  bool has_copies() const { return zero.shard_size && *zero.shard_size < gradient_ranks(); }
 
   /// Ranks with the same parameters and other samples or tokens, which sum their gradients: data and context axes.
-  int64_t gradient_ranks() const {
-    return data_ranks * context_ranks;
-  }
+  int64_t gradient_ranks() const { return data_ranks * context_ranks; }
   /// Ranks that sum gradients of parameters that tensor ranks have whole: with sequence parallelism each saw a part of
   /// the tokens.
-  int64_t whole_ranks() const {
-    return gradient_ranks() * (sequence_parallel ? tensor_ranks : 1);
-  }
-  int64_t ranks_of_stage() const {
-    return gradient_ranks() * tensor_ranks;
-  }
+  int64_t whole_ranks() const { return gradient_ranks() * (sequence_parallel ? tensor_ranks : 1); }
+  int64_t ranks_of_stage() const { return gradient_ranks() * tensor_ranks; }
   zero::Sharding sharding() const {
     return zero::sharding_of(zero.stage, gradient_ranks(), moves_parameters(), moves_gradients());
   }
@@ -132,49 +118,29 @@ struct Run {
     return stage >= 3 ? all.parameters : stage == 2 ? all.gradients : all.states && gradient_ranks() > 1;
   }
   /// Ranks among which optimizer states are sharded.
-  int64_t shard_ranks() const {
-    return shards(1) ? zero.shard_size.value_or(gradient_ranks()) : 1;
-  }
+  int64_t shard_ranks() const { return shards(1) ? zero.shard_size.value_or(gradient_ranks()) : 1; }
   /// Whether replicas average parameters every few steps instead of summing gradients in every step.
-  bool averages() const {
-    return averaging.on() && gradient_ranks() > 1;
-  }
+  bool averages() const { return averaging.on() && gradient_ranks() > 1; }
   bool has_outer_optimizer() const {
     return averaging.on() && averaging.outer != parallel::AveragingOptions::Outer::none;
   }
   /// Whether a stage computes gradients of weights apart from those of inputs. Not with recomputed layers, nor on the
   /// first stage, whose inputs need no gradients.
-  bool computes_weights_later(int64_t stage) const {
-    return splits_backward && recompute_interval == 0 && stage > 0;
-  }
+  bool computes_weights_later(int64_t stage) const { return splits_backward && recompute_interval == 0 && stage > 0; }
 
-  Type travel() const {
-    return precision.communication_type();
-  }
+  Type travel() const { return precision.communication_type(); }
   /// Type of accumulated gradients; those of fp32 parameters always count as fp32.
   Type gradients(int64_t micro_batches) const {
     return precision.has_masters() ? precision.gradient_type(micro_batches) : Type::fp32;
   }
-  Type gradients() const {
-    return gradients(accumulation);
-  }
+  Type gradients() const { return gradients(accumulation); }
   /// Bytes of an element of: parameters, gradients in communication, accumulated gradients, states.
-  int64_t parameter_bytes() const {
-    return bytes_of(precision.compute);
-  }
-  int64_t travel_bytes() const {
-    return bytes_of(travel());
-  }
-  int64_t gradient_bytes() const {
-    return bytes_of(gradients());
-  }
-  int64_t state_bytes() const {
-    return bytes_of(optimizer.state_type);
-  }
+  int64_t parameter_bytes() const { return bytes_of(precision.compute); }
+  int64_t travel_bytes() const { return bytes_of(travel()); }
+  int64_t gradient_bytes() const { return bytes_of(gradients()); }
+  int64_t state_bytes() const { return bytes_of(optimizer.state_type); }
   /// Number of arrays of optimizer states; for a compressing optimizer with its error feedback.
-  int64_t states() const {
-    return std::ssize(optim::states_of(optimizer.rule)) + (optimizer.compresses() ? 1 : 0);
-  }
+  int64_t states() const { return std::ssize(optim::states_of(optimizer.rule)) + (optimizer.compresses() ? 1 : 0); }
   /// Bytes of the scales of this many elements of a state array.
   int64_t scale_bytes(int64_t elements) const {
     return optimizer.state_type == optim::StateType::int8 ? optim::kScaleBytes * optim::blocks_of(elements) : 0;

@@ -15,9 +15,7 @@ class StageLayouts {
  public:
   explicit StageLayouts(const Run& run) : run_(run) {}
 
-  const Run& run() const {
-    return run_;
-  }
+  const Run& run() const { return run_; }
   /// layout_of(run, stage), and its two parts.
   const bucket::FlatLayout& of(int64_t stage) const;
   const bucket::FlatLayout& of(int64_t stage, bool whole) const;

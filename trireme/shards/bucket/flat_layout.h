@@ -59,9 +59,7 @@ struct Range {
   int64_t begin = 0;
   int64_t end = 0;
 
-  int64_t numel() const {
-    return end - begin;
-  }
+  int64_t numel() const { return end - begin; }
 };
 
 /// The part of tensor `i` in a range of the buffer: elements [begin, begin + numel) of its row-major order, which are
@@ -81,9 +79,7 @@ struct Bucket {
   int64_t last_slot = 0;
   int64_t unit = TensorInfo::kNoUnit;
 
-  int64_t numel() const {
-    return end - begin;
-  }
+  int64_t numel() const { return end - begin; }
 };
 
 struct LayoutOptions {
@@ -107,37 +103,21 @@ class FlatLayout {
   /// Throws Error if `order` is not a permutation of the tensors, or separates tensors of a unit.
   FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> order, const LayoutOptions& options);
 
-  const std::vector<TensorInfo>& tensors() const {
-    return tensors_;
-  }
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
   /// In buffer order.
-  const std::vector<Slot>& slots() const {
-    return slots_;
-  }
+  const std::vector<Slot>& slots() const { return slots_; }
   /// The slot of tensor `tensor` (index in tensors()).
-  const Slot& slot_of(int64_t tensor) const {
-    return slots_[position_[tensor]];
-  }
-  const std::vector<Bucket>& buckets() const {
-    return buckets_;
-  }
-  int64_t bucket_of(int64_t tensor) const {
-    return bucket_of_[tensor];
-  }
+  const Slot& slot_of(int64_t tensor) const { return slots_[position_[tensor]]; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  int64_t bucket_of(int64_t tensor) const { return bucket_of_[tensor]; }
   /// The parts of tensors in `range` of bucket `b`, in buffer order; gaps belong to none.
   std::vector<TensorRange> pieces_in(int64_t b, const Range& range) const;
   /// The name of each bucket's first tensor.
   std::vector<std::string> first_names() const;
-  const std::vector<int64_t>& order() const {
-    return order_;
-  }
-  const LayoutOptions& options() const {
-    return options_;
-  }
+  const std::vector<int64_t>& order() const { return order_; }
+  const LayoutOptions& options() const { return options_; }
   /// Length of the buffer, gaps included.
-  int64_t numel() const {
-    return buckets_.empty() ? 0 : buckets_.back().end;
-  }
+  int64_t numel() const { return buckets_.empty() ? 0 : buckets_.back().end; }
 
  private:
   std::vector<TensorInfo> tensors_;

@@ -64,39 +64,19 @@ class FlatParameters {
   FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate,
                  const FlatOptions& flat_options = {});
 
-  const FlatLayout& layout() const {
-    return layout_;
-  }
+  const FlatLayout& layout() const { return layout_; }
   /// Each rank's equal part of each bucket. Shards use it, and the gradient norm uses it even if nothing is sharded.
-  const ShardPlan& plan() const {
-    return plan_;
-  }
-  int64_t count() const {
-    return static_cast<int64_t>(parameters_.size());
-  }
-  at::Tensor& parameter(int64_t i) {
-    return parameters_[i];
-  }
-  const std::string& name(int64_t i) const {
-    return layout_.tensors()[i].name;
-  }
-  at::ScalarType scalar_type() const {
-    return parameters_.front().scalar_type();
-  }
-  at::ScalarType gradient_type() const {
-    return gradient_type_;
-  }
+  const ShardPlan& plan() const { return plan_; }
+  int64_t count() const { return static_cast<int64_t>(parameters_.size()); }
+  at::Tensor& parameter(int64_t i) { return parameters_[i]; }
+  const std::string& name(int64_t i) const { return layout_.tensors()[i].name; }
+  at::ScalarType scalar_type() const { return parameters_.front().scalar_type(); }
+  at::ScalarType gradient_type() const { return gradient_type_; }
   /// Placement::reduce_group of these parameters.
-  int reduce_group() const {
-    return layout_.tensors().front().placement.reduce_group;
-  }
-  at::Device device() const {
-    return parameters_.front().device();
-  }
+  int reduce_group() const { return layout_.tensors().front().placement.reduce_group; }
+  at::Device device() const { return parameters_.front().device(); }
   /// [layout().numel()]; undefined if parameters are sharded.
-  const at::Tensor& flat_data() const {
-    return flat_data_;
-  }
+  const at::Tensor& flat_data() const { return flat_data_; }
   /// The first parameter whose data is no longer a view of this memory because the program called set_data(). Call it
   /// only after sharded parameters were moved in.
   std::optional<int64_t> moved_away() const;
@@ -107,13 +87,9 @@ class FlatParameters {
   void publish(int64_t b);
   /// Sharded parameters, for a bucket that is not gathered and that this rank owns in full: makes the parameters views
   /// of `part`, owned_data() of the bucket, until release(), without a copy.
-  void show_owned_data(int64_t b, const at::Tensor& part) {
-    data_shards_->show_part(b, part);
-  }
+  void show_owned_data(int64_t b, const at::Tensor& part) { data_shards_->show_part(b, part); }
   /// Gives these parameters their own memory. Changes to it are lost, as those of a gathered bucket are.
-  void detach_owned_data(int64_t b) {
-    data_shards_->detach_part(b);
-  }
+  void detach_owned_data(int64_t b) { data_shards_->detach_part(b); }
   /// Elements `range` (of the flat buffer) of the parameters, read-only. They lie in bucket `b`; sharded, they are this
   /// rank's.
   at::Tensor owned_data(int64_t b, const Range& range) const;
@@ -127,31 +103,17 @@ class FlatParameters {
   void prefetch_data(int64_t b) const;
   void prefetch_grad(int64_t b) const;
   /// FlatOptions::is_repeated.
-  bool is_repeated() const {
-    return options_.is_repeated;
-  }
-  bool parameters_are_sharded() const {
-    return data_shards_ != nullptr;
-  }
+  bool is_repeated() const { return options_.is_repeated; }
+  bool parameters_are_sharded() const { return data_shards_ != nullptr; }
   /// Whether every rank always has all values of bucket `b`.
-  bool is_replicated(int64_t b) const {
-    return !data_shards_ || data_shards_->is_replicated(b);
-  }
+  bool is_replicated(int64_t b) const { return !data_shards_ || data_shards_->is_replicated(b); }
   /// Whether the bucket's owned_data() is a shard in host memory although the parameters are on a device.
-  bool keeps_on_host(int64_t b) const {
-    return data_shards_ && data_shards_->keeps_on_host(b);
-  }
+  bool keeps_on_host(int64_t b) const { return data_shards_ && data_shards_->keeps_on_host(b); }
   /// Copies all of the owned_data() of such a bucket to `to` on the device, on the current stream.
-  void copy_to_device(int64_t b, const at::Tensor& to) {
-    data_shards_->copy_to_device(b, to);
-  }
+  void copy_to_device(int64_t b, const at::Tensor& to) { data_shards_->copy_to_device(b, to); }
   /// The stream on which such shards are copied to the device.
-  c10::Stream shard_stream() const {
-    return data_shards_->coming_stream();
-  }
-  bool is_gathered(int64_t b) const {
-    return !data_shards_ || data_shards_->is_gathered(b);
-  }
+  c10::Stream shard_stream() const { return data_shards_->coming_stream(); }
+  bool is_gathered(int64_t b) const { return !data_shards_ || data_shards_->is_gathered(b); }
   /// Sharded parameters, once per bucket: copies the bucket's parameters in and leaves the bucket gathered. Call
   /// update_shard() after it, or after any other change of the gathered bucket; release() frees the memory.
   void move_in(int64_t b);
@@ -168,9 +130,7 @@ class FlatParameters {
   /// The file range of this rank's part of a bucket that is not replicated (StateStore::extent).
   std::optional<Extent> sharded_extent(int64_t b) const;
   /// [layout().numel()]; undefined if gradients are sharded.
-  const at::Tensor& flat_grad() const {
-    return flat_grad_;
-  }
+  const at::Tensor& flat_grad() const { return flat_grad_; }
   /// The gradients of bucket `b`, [bucket numel].
   at::Tensor bucket_grad(int64_t b);
   /// Elements `range` (of the flat buffer) of the gradients. They lie in bucket `b`; sharded, they are this rank's.
@@ -178,16 +138,12 @@ class FlatParameters {
   /// The end of the contiguous gradients of bucket `b` that begin at element `at` of the flat buffer. owned_grad()
   /// copies a range that lies in several chunks of a store.
   int64_t grad_chunk_end(int64_t b, int64_t at) const;
-  bool gradients_are_sharded() const {
-    return grad_shards_ != nullptr;
-  }
+  bool gradients_are_sharded() const { return grad_shards_ != nullptr; }
   /// Sends gradients of these buckets to the host from now on; call it before the first backward. Sharded ones that are
   /// summed there are sent as they are accumulated, others by send_gradient().
   void bring_gradients_to_host(HostGradientOptions options);
   /// Null: no gradients are sent to the host.
-  HostGradients* host_gradients() const {
-    return host_gradients_.get();
-  }
+  HostGradients* host_gradients() const { return host_gradients_.get(); }
   /// Bucket `b` is final on the device: starts to copy its gradients to the host, unless they are being copied or stay
   /// on the device.
   void send_gradient(int64_t b);
@@ -199,9 +155,7 @@ class FlatParameters {
   void attach_zero_grad(int64_t i);
   bool has_grad(int64_t i) const;
   /// Whether backward gave parameter i a gradient since clear_grads(); attached zeros do not count.
-  bool was_used(int64_t i) const {
-    return used_[i];
-  }
+  bool was_used(int64_t i) const { return used_[i]; }
   void clear_grads();
 
  private:

@@ -27,9 +27,7 @@ class GradientShards {
 
   /// Sums the buckets that `host` has on the host. Call it before the first accumulate(); `host` must outlive this
   /// object.
-  void add_up_in(HostGradients& host) {
-    host_ = &host;
-  }
+  void add_up_in(HostGradients& host) { host_ = &host; }
   /// The bucket's memory, [bucket numel], gaps zero; allocated on first use.
   at::Tensor bucket(int64_t b);
   /// Adds this rank's slice of the reduced bucket to its sum of this step, and releases the bucket's memory.
@@ -51,9 +49,7 @@ class GradientShards {
   };
   void take_memory();
   void prefetch_chunk(int64_t chunk);
-  bool on_host(int64_t b) const {
-    return host_ != nullptr && host_->has(b);
-  }
+  bool on_host(int64_t b) const { return host_ != nullptr && host_->has(b); }
 
   const FlatLayout& layout_;
   const ShardPlan& plan_;

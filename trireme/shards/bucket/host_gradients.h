@@ -53,20 +53,14 @@ class HostGradients {
   bool has(int64_t b) const {
     return b < static_cast<int64_t>(options_.ranges.size()) && options_.ranges[b].numel() > 0;
   }
-  const Range& range(int64_t b) const {
-    return options_.ranges[b];
-  }
-  const HostGradientOptions& options() const {
-    return options_;
-  }
+  const Range& range(int64_t b) const { return options_.ranges[b]; }
+  const HostGradientOptions& options() const { return options_; }
   /// Starts to copy `values`, [range(b).numel()] on the device, to the host; `adds` them to this step's earlier ones.
   /// They are read after the work on the current stream. Their memory may be freed at once, but not written before
   /// order_current_stream() or wait().
   void send(int64_t b, const at::Tensor& values, bool adds);
   /// Whether the bucket was sent since start_over().
-  bool was_sent(int64_t b) const {
-    return sent_[b];
-  }
+  bool was_sent(int64_t b) const { return sent_[b]; }
   /// Blocks until the bucket is on the host. Returns elements `range` of the flat buffer, inside the bucket's range,
   /// read-only.
   at::Tensor wait(int64_t b, const Range& range, int set);

@@ -38,13 +38,9 @@ class ParameterShards {
   ParameterShards& operator=(const ParameterShards&) = delete;
 
   /// Whether the bucket has memory for all its elements now.
-  bool is_gathered(int64_t b) const {
-    return whole_[b].defined();
-  }
+  bool is_gathered(int64_t b) const { return whole_[b].defined(); }
   /// Whether it always has memory for all its elements.
-  bool is_replicated(int64_t b) const {
-    return layout_.buckets()[b].unit == TensorInfo::kNoUnit;
-  }
+  bool is_replicated(int64_t b) const { return layout_.buckets()[b].unit == TensorInfo::kNoUnit; }
   /// The bucket's memory, [bucket numel]; allocated, uninitialised, if there is none.
   at::Tensor memory(int64_t b);
   /// Makes the parameters views of the bucket's memory.
@@ -65,9 +61,7 @@ class ParameterShards {
   /// Frees the bucket's memory; not for buckets of no unit.
   void release(int64_t b);
   /// Whether this rank's part of the bucket is in host memory although the parameters are on a device.
-  bool keeps_on_host(int64_t b) const {
-    return !is_replicated(b) && on_host_[b];
-  }
+  bool keeps_on_host(int64_t b) const { return !is_replicated(b) && on_host_[b]; }
   /// The stream on which parts are copied from the host. All shards of a device share it, because an allocator keeps
   /// freed memory for the stream that it was allocated on.
   c10::Stream coming_stream() const;

@@ -20,20 +20,12 @@ class ShardPlan {
   /// Throws Error if sharded and `size` does not divide a bucket (make the layout with shards = size).
   ShardPlan(const FlatLayout& layout, int rank, int size, bool sharded);
 
-  bool sharded() const {
-    return sharded_;
-  }
-  int rank() const {
-    return rank_;
-  }
-  int size() const {
-    return size_;
-  }
+  bool sharded() const { return sharded_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
   /// The slice of bucket `bucket` that `rank` owns.
   Range range(int64_t bucket, int rank) const;
-  Range mine(int64_t bucket) const {
-    return range(bucket, rank_);
-  }
+  Range mine(int64_t bucket) const { return range(bucket, rank_); }
 
  private:
   std::vector<Bucket> buckets_;

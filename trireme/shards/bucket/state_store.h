@@ -39,9 +39,7 @@ class StateStore {
   /// The largest number of elements per array that a bucket should have, because the store's memory grows with its
   /// largest bucket. Callers of add() cut larger buckets into chunks (shards/bucket/chunks.h), each a bucket to the
   /// store. At least kChunkAlignment.
-  virtual int64_t chunk_elements() const {
-    return std::numeric_limits<int64_t>::max();
-  }
+  virtual int64_t chunk_elements() const { return std::numeric_limits<int64_t>::max(); }
   /// Adds the arrays of another flat buffer (at least one), filled with their initial values, and returns its number.
   /// acquire() returns them on `device`, those of buckets in on_host() on the host.
   virtual int64_t add(const std::vector<StoredArray>& arrays, at::Device device) = 0;
@@ -53,9 +51,7 @@ class StateStore {
   /// Announces acquire() of this bucket.
   virtual void prefetch(int64_t buffer, int64_t bucket) = 0;
   /// Number of next buckets that it has memory for while one is used and one is written; at least 1.
-  virtual int64_t ahead() const {
-    return 1;
-  }
+  virtual int64_t ahead() const { return 1; }
   /// Drops the bucket's values: until it is written, acquire() returns what is cheapest.
   virtual void forget(int64_t /*buffer*/, int64_t /*bucket*/) {}
   /// The first parameter of each bucket, for messages.
@@ -84,9 +80,7 @@ class KeptStore : public StateStore {
   const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) final;
   void release(int64_t, int64_t, bool) final {}
   void prefetch(int64_t, int64_t) final {}
-  bool keep_until(int64_t, int64_t, std::shared_ptr<const device::Event>) final {
-    return true;
-  }
+  bool keep_until(int64_t, int64_t, std::shared_ptr<const device::Event>) final { return true; }
 
  protected:
   using Buckets = std::vector<std::vector<at::Tensor>>; // the parts of each bucket

@@ -12,12 +12,8 @@ namespace trireme::parallel {
 class ReadyHook : public torch::autograd::PostAccumulateGradHook {
  public:
   ReadyHook(const void* reducer, std::function<void()> ready) : reducer_(reducer), ready_(std::move(ready)) {}
-  void operator()(const torch::autograd::Variable&) override {
-    ready_();
-  }
-  bool is_of(const void* reducer) const {
-    return reducer_ == reducer;
-  }
+  void operator()(const torch::autograd::Variable&) override { ready_(); }
+  bool is_of(const void* reducer) const { return reducer_ == reducer; }
 
  private:
   const void* reducer_;

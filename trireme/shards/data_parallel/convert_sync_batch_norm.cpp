@@ -134,18 +134,12 @@ class SyncedBatchNorms::Impl {
       throw;
     }
   }
-  ~Impl() {
-    revert();
-  }
+  ~Impl() { revert(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  const comm::Group& group() const {
-    return ranks_;
-  }
-  int64_t size() const {
-    return std::ssize(converted_);
-  }
+  const comm::Group& group() const { return ranks_; }
+  int64_t size() const { return std::ssize(converted_); }
 
  private:
   void convert(const std::string& name, torch::nn::Module& module) {

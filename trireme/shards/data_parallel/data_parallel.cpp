@@ -82,9 +82,7 @@ struct Tensors {
   }
 
  private:
-  void refuse_shared_memory() const {
-    bucket::refuse_shared_memory(all());
-  }
+  void refuse_shared_memory() const { bucket::refuse_shared_memory(all()); }
 };
 
 // Packs the flags of all ranks into few numbers: each double holds several exact sums that cannot overflow.
@@ -92,12 +90,8 @@ class Flags {
  public:
   Flags(int ranks, size_t count) : bits_(std::bit_width(static_cast<unsigned>(ranks))), flags_(count) {}
 
-  std::vector<bool>::reference operator[](size_t i) {
-    return flags_[i];
-  }
-  size_t numbers() const {
-    return (flags_.size() + per_number() - 1) / per_number();
-  }
+  std::vector<bool>::reference operator[](size_t i) { return flags_[i]; }
+  size_t numbers() const { return (flags_.size() + per_number() - 1) / per_number(); }
   void write(double* numbers) const {
     for (size_t i = 0; i < flags_.size(); ++i) {
       numbers[i / per_number()] += flags_[i] ? std::ldexp(1.0, shift(i)) : 0;
@@ -111,12 +105,8 @@ class Flags {
   }
 
  private:
-  size_t per_number() const {
-    return static_cast<size_t>(std::numeric_limits<double>::digits / bits_);
-  }
-  int shift(size_t i) const {
-    return bits_ * static_cast<int>(i % per_number());
-  }
+  size_t per_number() const { return static_cast<size_t>(std::numeric_limits<double>::digits / bits_); }
+  int shift(size_t i) const { return bits_ * static_cast<int>(i % per_number()); }
 
   int bits_; // per flag, enough to count all ranks
   std::vector<bool> flags_;

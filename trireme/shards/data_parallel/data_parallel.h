@@ -66,9 +66,7 @@ class DataParallel {
     DataParallel& parallel_;
     bool before_;
   };
-  NoSync no_sync() {
-    return NoSync(*this);
-  }
+  NoSync no_sync() { return NoSync(*this); }
 
   /// Resets all gradients without touching memory; faster than the optimizer's zero_grad().
   void zero_grad();

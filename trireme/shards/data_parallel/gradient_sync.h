@@ -16,44 +16,26 @@ class GradientSync : public GradientExchange {
   using GradientExchange::GradientExchange;
 
   /// Decides how the ranks agree on the present step. It may change from step to step.
-  virtual const StepAgreement& agreement() const {
-    return sums_;
-  }
-  virtual StepExchange& step_exchange() {
-    return nothing_to_exchange_;
-  }
-  virtual SyncState& sync_state() {
-    return nothing_to_save_;
-  }
+  virtual const StepAgreement& agreement() const { return sums_; }
+  virtual StepExchange& step_exchange() { return nothing_to_exchange_; }
+  virtual SyncState& sync_state() { return nothing_to_save_; }
   /// Null: all ranks take every step jointly and have the same parameters after it.
-  virtual const LocalSteps* local_steps() const {
-    return nullptr;
-  }
+  virtual const LocalSteps* local_steps() const { return nullptr; }
   /// Null: all ranks are in this world.
-  virtual Workers* workers() {
-    return nullptr;
-  }
+  virtual Workers* workers() { return nullptr; }
   /// Null: FlatOptimizer owns masters and states.
-  virtual RemoteStates* remote_states() {
-    return nullptr;
-  }
+  virtual RemoteStates* remote_states() { return nullptr; }
 
   /// The ranks that take the present step jointly: they have one loss and one norm, and either all of them step or
   /// none. group(), or a group of one in a local step.
   const comm::Group& step_group() const;
   /// The ranks whose mean loss the present step reports.
-  const comm::Group& loss_group() const {
-    return may_stop() ? group() : step_group();
-  }
+  const comm::Group& loss_group() const { return may_stop() ? group() : step_group(); }
   /// True if the ranks may stop after the present step.
-  bool may_stop() const {
-    return local_steps() == nullptr || local_steps()->ends_round();
-  }
+  bool may_stop() const { return local_steps() == nullptr || local_steps()->ends_round(); }
   /// True if the step after step number `steps` is local to each rank.
   bool steps_locally_after(int64_t steps) const;
-  bool replicas_are_equal() const {
-    return local_steps() == nullptr || local_steps()->steps_until_equal() == 0;
-  }
+  bool replicas_are_equal() const { return local_steps() == nullptr || local_steps()->steps_until_equal() == 0; }
 
  private:
   StepAgreement sums_;
@@ -90,9 +72,7 @@ class AllReduceSync : public GradientSync {
   /// that are not sent by gradients_ready().
   void apply_pre_scale(bucket::FlatParameters& buffer, int64_t bucket) const;
   /// The type in which gradients are sent.
-  at::ScalarType travel(const bucket::FlatParameters& buffer) const {
-    return travel_.value_or(buffer.gradient_type());
-  }
+  at::ScalarType travel(const bucket::FlatParameters& buffer) const { return travel_.value_or(buffer.gradient_type()); }
 
  protected:
   double pre_scale() const;

@@ -29,9 +29,7 @@ class LateParameters {
   LateParameters(const bucket::NamedTensors& frozen, const bucket::NamedTensors& in_buckets,
                  std::weak_ptr<torch::nn::Module> model);
 
-  int64_t size() const {
-    return static_cast<int64_t>(frozen_.size());
-  }
+  int64_t size() const { return static_cast<int64_t>(frozen_.size()); }
   /// Tensors whose gradient begins a backward of the reducer, until another reducer has them in its buckets.
   std::vector<at::Tensor> tensors() const;
   /// True if tensor i has a gradient on this rank. Errors: InputError for a sparse gradient.

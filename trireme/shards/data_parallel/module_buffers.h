@@ -20,9 +20,7 @@ class ModuleBuffers {
   /// Broadcasts the root's buffers, one broadcast per type. Collective. Does nothing for a group of one or without
   /// buffers.
   void broadcast(int root = 0) const;
-  bool empty() const {
-    return kinds_.empty();
-  }
+  bool empty() const { return kinds_.empty(); }
 
  private:
   // Buffers of one type on one device.

@@ -24,9 +24,7 @@ struct DataParallelOptions {
   int64_t bucket_bytes = 25 << 20;
   /// Size of the bucket that is ready first. It is smaller, so that communication starts early.
   int64_t first_bucket_bytes = 1 << 20;
-  int64_t bytes_of_first_bucket() const {
-    return std::min(first_bucket_bytes, bucket_bytes);
-  }
+  int64_t bytes_of_first_bucket() const { return std::min(first_bucket_bytes, bucket_bytes); }
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1.0;
   /// Broadcasts the parameters and buffers of the group's rank 0 at the start.

@@ -15,16 +15,10 @@ class ReduceGroups {
  public:
   ReduceGroups(comm::Group data = {}, std::vector<comm::Group> others = {});
 
-  const comm::Group& data() const {
-    return groups_.front();
-  }
-  const std::vector<comm::Group>& all() const {
-    return groups_;
-  }
+  const comm::Group& data() const { return groups_.front(); }
+  const std::vector<comm::Group>& all() const { return groups_; }
   /// The ranks that hold the elements of `buffer`. Errors: InputError for a number without a group.
-  const comm::Group& of(const bucket::FlatParameters& buffer) const {
-    return at(buffer.reduce_group());
-  }
+  const comm::Group& of(const bucket::FlatParameters& buffer) const { return at(buffer.reduce_group()); }
   const comm::Group& at(int number) const;
   /// Appends a group of any ranks and returns its number.
   int add(comm::Group group);
@@ -39,14 +33,10 @@ class ReduceGroups {
   void shard_within(comm::Group shards, comm::Group replicas);
   /// The ranks that hold one copy of the shards of reduce group `number`: the group, or `shards` of shard_within().
   const comm::Group& shards(int number) const;
-  const comm::Group& shards_of(const bucket::FlatParameters& buffer) const {
-    return shards(buffer.reduce_group());
-  }
+  const comm::Group& shards_of(const bucket::FlatParameters& buffer) const { return shards(buffer.reduce_group()); }
   /// The ranks with the same shards as this one: a group of one without hybrid sharding.
   const comm::Group& replicas(int number) const;
-  const comm::Group& replicas_of(const bucket::FlatParameters& buffer) const {
-    return replicas(buffer.reduce_group());
-  }
+  const comm::Group& replicas_of(const bucket::FlatParameters& buffer) const { return replicas(buffer.reduce_group()); }
   /// All groups, including those of shard_within().
   std::vector<comm::Group> every() const;
 

@@ -72,9 +72,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   }
   void watch_again();
   bool has_hook_on(const at::Tensor& parameter) const;
-  void wait(int64_t buffer, int64_t bucket) {
-    wait(buffers_[buffer].position[bucket]);
-  }
+  void wait(int64_t buffer, int64_t bucket) { wait(buffers_[buffer].position[bucket]); }
   void finish();
 
   bool synchronising = true;
@@ -106,9 +104,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void start_next();
   void hand_over();
 
-  bool alone() const {
-    return sync_.groups().alone();
-  }
+  bool alone() const { return sync_.groups().alone(); }
 
   GradientExchange& sync_;
   std::vector<Buffer> buffers_;

@@ -25,13 +25,9 @@ class GradientExchange {
   GradientExchange& operator=(const GradientExchange&) = delete;
 
   /// The ranks that train one model.
-  const comm::Group& group() const {
-    return groups_.data();
-  }
+  const comm::Group& group() const { return groups_.data(); }
   /// The ranks that sum the gradients of a buffer.
-  const ReduceGroups& groups() const {
-    return groups_;
-  }
+  const ReduceGroups& groups() const { return groups_; }
 
   /// Receives the buffers, once, before the first backward. The parameters' initial values may still change.
   virtual void attach(const std::vector<bucket::FlatParameters*>& /*buffers*/) {}
@@ -46,9 +42,7 @@ class GradientExchange {
   /// Follows the last gradients_ready() of a backward. Collectives may still be running.
   virtual void backward_ended() {}
   /// The factor that turns the result of gradients_ready() into the gradient of the step.
-  virtual double scale() const {
-    return 1;
-  }
+  virtual double scale() const { return 1; }
 
  private:
   ReduceGroups groups_;
@@ -85,14 +79,10 @@ class StepAgreement {
   }
   /// True: the host needs loss and norm before StepExchange::begin_step(). False: on a GPU, kernels may be launched
   /// earlier, and change nothing if the step is skipped.
-  virtual bool precedes_step() const {
-    return false;
-  }
+  virtual bool precedes_step() const { return false; }
   /// Takes the sums of this world's ranks and returns those of all processes that take the step. From then on scale()
   /// is the step's.
-  virtual LossAndNorm agree(const LossAndNorm& sums) const {
-    return sums;
-  }
+  virtual LossAndNorm agree(const LossAndNorm& sums) const { return sums; }
 };
 
 /// Agrees on a step before gradients are exchanged. The norm is the root mean square of the ranks' norms. It is always
@@ -102,9 +92,7 @@ class OwnGradientsAgreement : public StepAgreement {
   at::Tensor squared_norm(StepGradients& gradients, bool /*wanted*/) const override {
     return gradients.own_squared_norm();
   }
-  bool precedes_step() const override {
-    return true;
-  }
+  bool precedes_step() const override { return true; }
 };
 
 /// Exchanges parameters or momenta in the optimizer's step. The base class exchanges nothing.
@@ -126,19 +114,13 @@ class StepExchange {
   }
   /// Ends a step, taken or skipped. When it returns, parameters are ready for the next forward. Returns true if it
   /// changed parameters, so that masters must be updated.
-  virtual bool end_step(bool /*taken*/) {
-    return false;
-  }
+  virtual bool end_step(bool /*taken*/) { return false; }
   /// Waits for all transfers of parameters. Called before parameters are loaded.
   virtual void finish() {}
   /// Seconds spent waiting for parameters so far.
-  virtual double exposed_seconds() const {
-    return 0;
-  }
+  virtual double exposed_seconds() const { return 0; }
   /// Bytes sent outside of groups.
-  virtual int64_t bytes_sent() const {
-    return 0;
-  }
+  virtual int64_t bytes_sent() const { return 0; }
 };
 
 /// Saves what a sync keeps between steps. The base class has nothing to save.
@@ -167,9 +149,7 @@ class LocalSteps {
   /// True if the present step is local. Changes in end_step() and load_state() only.
   virtual bool is_local() const = 0;
   /// True if the step after step number `steps` is local.
-  virtual bool is_local_after(int64_t /*steps*/) const {
-    return is_local();
-  }
+  virtual bool is_local_after(int64_t /*steps*/) const { return is_local(); }
   /// True if all replicas exchange something at the end of the present step. The step then reports their mean loss, and
   /// they may stop after it.
   virtual bool ends_round() const = 0;
@@ -177,9 +157,7 @@ class LocalSteps {
   virtual int64_t steps_until_equal() const = 0;
   /// Values that differ between replicas even if parameters are equal. A checkpoint saves them for every replica.
   enum class Own { nothing, states, masters_and_states };
-  virtual Own own_values() const {
-    return Own::masters_and_states;
-  }
+  virtual Own own_values() const { return Own::masters_and_states; }
 };
 
 } // namespace trireme::parallel

@@ -43,30 +43,22 @@ class Workers {
   ///
   /// Errors: PeerError without the job's store. store::FinishedError, also in after_step(), if the others have finished
   /// the training: the process ends with status 0.
-  virtual bool join() {
-    return false;
-  }
+  virtual bool join() { return false; }
   /// Parameter servers: the training step of the servers' values; 0: no step was made.
-  virtual int64_t step() const {
-    return 0;
-  }
+  virtual int64_t step() const { return 0; }
   /// Parameter servers: a restarted worker continues from the servers' values, with the samples and learning rate of
   /// `step`.
   virtual void begin_at(int64_t /*step*/) {}
   /// Called after each step. Returns the number of steps that the training has made since the last call, this one
   /// included: more than one for a worker whose gradients came too late.
-  virtual int64_t after_step() {
-    return 1;
-  }
+  virtual int64_t after_step() { return 1; }
   /// True if this process evaluates, saves and reports for all: the oldest elastic replica, or the worker with the
   /// lowest number.
   virtual bool is_first() = 0;
   /// Elastic replicas: called after the last step. The first replica has saved the result and reports it; the others
   /// wait for that. True: done. False: the first replica is lost, and this one has the same model: it must save and
   /// call finish() again. `saved` false: another process has become the first replica, and this one waits too.
-  virtual bool finish(bool /*saved*/ = true) {
-    return true;
-  }
+  virtual bool finish(bool /*saved*/ = true) { return true; }
   /// Key of the bytes sent to the others in Engine::bytes_sent_by_axes().
   virtual std::string_view axis() const = 0;
 };

@@ -14,9 +14,7 @@ class PartSet {
  public:
   explicit PartSet(size_t count) : has_(count, 0) {}
 
-  bool has(int64_t part) const {
-    return has_[static_cast<size_t>(part)] != 0;
-  }
+  bool has(int64_t part) const { return has_[static_cast<size_t>(part)] != 0; }
   /// False: it was there.
   bool insert(int64_t part) {
     if (has(part)) {
@@ -26,13 +24,9 @@ class PartSet {
     parts_.push_back(part);
     return true;
   }
-  const std::vector<int64_t>& parts() const {
-    return parts_;
-  }
+  const std::vector<int64_t>& parts() const { return parts_; }
   /// Whatever their order.
-  bool operator==(const PartSet& other) const {
-    return has_ == other.has_;
-  }
+  bool operator==(const PartSet& other) const { return has_ == other.has_; }
 
  private:
   std::vector<char> has_;

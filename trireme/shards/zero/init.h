@@ -38,18 +38,10 @@ class Init {
 
   /// The current Init, or nullptr.
   static const Init* active();
-  const comm::Group& group() const {
-    return group_;
-  }
-  precision::Type type() const {
-    return type_;
-  }
-  c10::Device device() const {
-    return device_;
-  }
-  const std::shared_ptr<bucket::StateStore>& store() const {
-    return store_;
-  }
+  const comm::Group& group() const { return group_; }
+  precision::Type type() const { return type_; }
+  c10::Device device() const { return device_; }
+  const std::shared_ptr<bucket::StateStore>& store() const { return store_; }
 
  private:
   comm::Group group_;

@@ -57,25 +57,17 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
 
   /// Sets how many elements may be gathered at a time, including kept units that the pass uses again. Default: none are
   /// kept.
-  void keep(int64_t elements) {
-    rule_.keep = elements;
-  }
+  void keep(int64_t elements) { rule_.keep = elements; }
   /// For shards in a bucket::StateStore that reads ahead: reads this many buckets to the host while earlier units are
   /// used, before they are gathered. Default: none.
-  void read_ahead(int64_t buckets) {
-    read_ahead_ = buckets;
-  }
+  void read_ahead(int64_t buckets) { read_ahead_ = buckets; }
   /// Elements that belong to units.
   int64_t unit_elements() const;
 
   /// Begins a forward of training or evaluation.
-  void begin(Pass pass) {
-    order_.begin(pass);
-  }
+  void begin(Pass pass) { order_.begin(pass); }
   /// Begins a pass of these stretches; see AccessOrder.
-  void begin(std::vector<int> stretches) {
-    order_.begin(std::move(stretches));
-  }
+  void begin(std::vector<int> stretches) { order_.begin(std::move(stretches)); }
   void next_stretch() {
     order_.next_stretch();
     current_ = nullptr; // so that every stretch notes its first unit
@@ -92,23 +84,17 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   /// group have.
   void pin(const std::vector<at::Tensor>& parameters, bool to_modify = false);
   /// Called whenever parameters were modified between pin() and unpin().
-  void on_modified(std::function<void()> callback) {
-    on_modified_ = std::move(callback);
-  }
+  void on_modified(std::function<void()> callback) { on_modified_ = std::move(callback); }
   void forget_buffers();
   /// True if pin() holds anything that is sharded.
-  bool has_pins() const {
-    return !pins_.empty();
-  }
+  bool has_pins() const { return !pins_.empty(); }
   /// Gathers the parameters and calls f, which sets the same new values on every rank.
   void rewrite(const std::vector<at::Tensor>& parameters, const std::function<void()>& f);
   /// `modifier`: the rank whose values are broadcast.
   void unpin(const std::vector<at::Tensor>& parameters, std::optional<int> modifier);
 
   /// Time spent waiting for parameters so far.
-  double exposed_seconds() const {
-    return exposed_;
-  }
+  double exposed_seconds() const { return exposed_; }
 
  private:
   // A bucket; parts are their numbers, those of all buffers one behind the other.
@@ -116,9 +102,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
     bucket::FlatParameters* buffer;
     int64_t bucket;
 
-    bool is_replicated() const {
-      return buffer->is_replicated(bucket);
-    }
+    bool is_replicated() const { return buffer->is_replicated(bucket); }
   };
   struct Live {
     comm::Work work;

@@ -63,9 +63,7 @@ class ShardedImpl : public Impl, public Unit {
     return outputs;
   }
 
-  torch::nn::Module& module() override {
-    return *this;
-  }
+  torch::nn::Module& module() override { return *this; }
 };
 
 /// The holder: Sharded<Block> block(options); y = block(x), or block->forward(x).
@@ -89,12 +87,8 @@ class ShardedListImpl : public torch::nn::ModuleListImpl {
     blocks_.emplace_back(std::forward<A>(args)...);
     push_back(blocks_.back().ptr());
   }
-  auto begin() {
-    return blocks_.begin();
-  }
-  auto end() {
-    return blocks_.end();
-  }
+  auto begin() { return blocks_.begin(); }
+  auto end() { return blocks_.end(); }
 
  private:
   std::vector<Sharded<M>> blocks_;

@@ -24,21 +24,15 @@ class ShardedSync final : public parallel::AllReduceSync, public parallel::StepE
  public:
   using AllReduceSync::AllReduceSync;
 
-  void backward_begins(bool last) override {
-    last_ = last;
-  }
+  void backward_begins(bool last) override { last_ = last; }
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
   void backward_ended() override;
 
-  parallel::StepExchange& step_exchange() override {
-    return *this;
-  }
+  parallel::StepExchange& step_exchange() override { return *this; }
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
   bool end_step(bool taken) override;
   void finish() override;
-  double exposed_seconds() const override {
-    return exposed_;
-  }
+  double exposed_seconds() const override { return exposed_; }
 
  private:
   // A bucket that is being reduced to its shards, and then among the ranks with the same shard.

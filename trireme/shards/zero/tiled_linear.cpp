@@ -30,9 +30,7 @@ std::string name_of_tile(int64_t out, int64_t in) {
 class TiledLinearImpl::TileImpl : public ShardedImpl<torch::nn::LinearImpl> {
  public:
   using ShardedImpl<torch::nn::LinearImpl>::ShardedImpl;
-  bool is_tile() const override {
-    return true;
-  }
+  bool is_tile() const override { return true; }
 };
 
 TiledLinearOptions tiles_within(int64_t memory_bytes, int64_t in_features, int64_t out_features, bool bias,

@@ -54,9 +54,7 @@ class TiledLinearImpl : public torch::nn::Module {
   at::Tensor weight() const;
   at::Tensor bias() const;
 
-  const TiledLinearOptions& options() const {
-    return options_;
-  }
+  const TiledLinearOptions& options() const { return options_; }
   /// Placements of the parameters in the assembled ones, by TensorImpl.
   std::map<const void*, bucket::Placement> placements() const;
 

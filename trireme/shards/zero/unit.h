@@ -30,9 +30,7 @@ class Unit {
   virtual torch::nn::Module& module() = 0;
   /// True if it is always a unit of its own. Inside another unit, the rest of that unit then stays gathered during its
   /// use. Otherwise it belongs to the outer unit.
-  virtual bool is_tile() const {
-    return false;
-  }
+  virtual bool is_tile() const { return false; }
 
   /// `coordinator` gathers the parameters from now on; drops what Init left.
   void join(const std::shared_ptr<ParameterCoordinator>& coordinator);

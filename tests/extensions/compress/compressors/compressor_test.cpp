@@ -53,9 +53,7 @@ TEST(CutTest, StretchesEndWithTheirRangeAndAreNotTooLong) {
 
 class CompressorTest : public testing::TestWithParam<std::shared_ptr<const Compressor>> {
  protected:
-  static const Compressor& compressor() {
-    return *GetParam();
-  }
+  static const Compressor& compressor() { return *GetParam(); }
 };
 
 TEST_P(CompressorTest, WhatArrivesAndTheErrorAddUpToTheNumbers) {

@@ -39,9 +39,7 @@ class ElasticTest : public testing::Test {
     ::unsetenv("TRIREME_ELASTIC");
   }
 
-  store::Endpoint store() const {
-    return {"127.0.0.1", store::bound_port(listening_)};
-  }
+  store::Endpoint store() const { return {"127.0.0.1", store::bound_port(listening_)}; }
   std::vector<std::string> run_workers(int workers, int lasting, const std::function<void(int worker)>& body) {
     return test::run_processes(workers + 1, [&](int process) {
       if (process == 0) {

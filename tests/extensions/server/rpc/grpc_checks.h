@@ -65,13 +65,9 @@ class EchoServer {
     stop_ = true;
     thread_.join();
   }
-  std::string address() const {
-    return server_->address();
-  }
+  std::string address() const { return server_->address(); }
   /// Whether the headers of every client were numbers one after the other.
-  bool in_order() const {
-    return in_order_;
-  }
+  bool in_order() const { return in_order_; }
   void wait_for_requests(int count) const {
     while (requests_ < count) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -127,12 +123,8 @@ class Child {
     int status = 0;
     ::waitpid(pid_, &status, 0);
   }
-  void signal(int number) const {
-    ::kill(pid_, number);
-  }
-  pid_t pid() const {
-    return pid_;
-  }
+  void signal(int number) const { ::kill(pid_, number); }
+  pid_t pid() const { return pid_; }
 
  private:
   pid_t pid_;

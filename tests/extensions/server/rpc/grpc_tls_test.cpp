@@ -52,13 +52,9 @@ signed intruder stranger 30 DNS:worker0
     const auto [status, output] = run_command(kRecipe);
     ASSERT_EQ(status, 0) << output;
   }
-  void TearDown() override {
-    std::filesystem::remove_all(folder_);
-  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  std::string file(const std::string& name) const {
-    return concat(folder_, '/', name);
-  }
+  std::string file(const std::string& name) const { return concat(folder_, '/', name); }
   void own(const std::string& name) const {
     ::setenv("TRIREME_TLS_CERTIFICATE", name.empty() ? "" : file(name + ".pem").c_str(), 1);
     ::setenv("TRIREME_TLS_KEY", name.empty() ? "" : file(name + ".key").c_str(), 1);
@@ -77,9 +73,7 @@ signed intruder stranger 30 DNS:worker0
       return error.what();
     }
   }
-  static std::string port_of(const std::string& address) {
-    return address.substr(address.rfind(':'));
-  }
+  static std::string port_of(const std::string& address) { return address.substr(address.rfind(':')); }
 
   std::string folder_;
 };

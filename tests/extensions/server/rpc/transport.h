@@ -143,9 +143,7 @@ class TransportTest : public testing::TestWithParam<Transport> {
     }
     return serving;
   }
-  Bytes bytes(size_t size) const {
-    return Bytes(size, GetParam().shared);
-  }
+  Bytes bytes(size_t size) const { return Bytes(size, GetParam().shared); }
 
   const Access access_{.secret = "0123456789abcdef0123456789abcdef", .job = "test"};
 };

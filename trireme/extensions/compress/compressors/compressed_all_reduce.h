@@ -45,9 +45,7 @@ class CompressedAllReduce {
                       std::vector<Stretch> stretches = {});
 
   /// The range whose mean this rank computes.
-  Stretch mine() const {
-    return ranges_[group_.rank()];
-  }
+  Stretch mine() const { return ranges_[group_.rank()]; }
   ErrorFeedback no_errors(at::Device device) const;
 
   /// `x` [numel], fp32 or bf16, contiguous, becomes the mean. Returns when it is done. Collective.
@@ -69,9 +67,7 @@ class CompressedAllReduce {
   // functions. The same bits.
 
   /// True on the CPU, with compressors that have their own loops.
-  bool by_stretches(const at::Device& device) const {
-    return device.is_cpu() && compressor_->loops() != nullptr;
-  }
+  bool by_stretches(const at::Device& device) const { return device.is_cpu() && compressor_->loops() != nullptr; }
   void start(const AddNumbers& add, const ErrorFeedback& errors, std::string_view what = "");
   void finish(const TakeMeans& take);
 

@@ -17,9 +17,7 @@ struct Stretch {
   int64_t begin = 0;
   int64_t end = 0;
 
-  int64_t count() const {
-    return end - begin;
-  }
+  int64_t count() const { return end - begin; }
   bool operator==(const Stretch&) const = default;
 };
 
@@ -61,9 +59,7 @@ class Compressor {
   /// Adds the decoded message to `sum`.
   virtual void add(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const = 0;
   /// Its CPU loops per stretch, or null.
-  virtual const StretchLoops* loops() const {
-    return nullptr;
-  }
+  virtual const StretchLoops* loops() const { return nullptr; }
 };
 
 /// One bit per element and a 4-byte scale per stretch: scale * sign(x), with sign + for zeros and scale |x|_2 /

@@ -11,9 +11,7 @@ static_assert(kScaledElements == kernels::kStateBlock);
 // The message: the scales of all stretches, then their codes.
 class EightBitCompressor final : public TwofoldCompressor {
  public:
-  const char* name() const override {
-    return "8-bit";
-  }
+  const char* name() const override { return "8-bit"; }
   int64_t message_bytes(std::span<const Stretch> stretches) const override {
     int64_t bytes = first_code(stretches);
     for (const Stretch& stretch : stretches) {

@@ -16,9 +16,7 @@ struct FlatMatrix {
   int64_t rows = 0;
   int64_t columns = 0;
 
-  int64_t numel() const {
-    return rows * columns;
-  }
+  int64_t numel() const { return rows * columns; }
 };
 
 /// The mean over a group's ranks of matrices in a flat tensor, by low-rank approximations, over any backend.

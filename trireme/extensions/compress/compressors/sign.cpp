@@ -10,9 +10,7 @@ namespace {
 // The message: a scale per stretch, then the bits, each stretch from a new byte on.
 class SignCompressor final : public TwofoldCompressor {
  public:
-  const char* name() const override {
-    return "sign";
-  }
+  const char* name() const override { return "sign"; }
   int64_t message_bytes(std::span<const Stretch> stretches) const override {
     int64_t bytes = first_bits(stretches);
     for (const Stretch& stretch : stretches) {

@@ -44,9 +44,7 @@ class TwofoldCompressor : public Compressor, private StretchLoops {
     for_each_stretch(stretches.size(),
                      [&](size_t s) { add_one(bytes, place[s], stretches[s].count(), values + stretches[s].begin); });
   }
-  const StretchLoops* loops() const final {
-    return this;
-  }
+  const StretchLoops* loops() const final { return this; }
 
  protected:
   using StretchLoops::Place;
@@ -65,9 +63,7 @@ struct Rows {
   int64_t begin = 0;
   int64_t length = 0;
 
-  int64_t count() const {
-    return static_cast<int64_t>(last - first);
-  }
+  int64_t count() const { return static_cast<int64_t>(last - first); }
   /// Their elements of `values`, [count(), length].
   at::Tensor of(const at::Tensor& values) const {
     return values.slice(0, begin, begin + count() * length).view({count(), length});

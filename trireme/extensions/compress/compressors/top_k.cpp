@@ -16,9 +16,7 @@ class TopKCompressor final : public Compressor {
                        "Ask for more than 0 and at most 1.");
     }
   }
-  const char* name() const override {
-    return "top-k";
-  }
+  const char* name() const override { return "top-k"; }
   int64_t message_bytes(std::span<const Stretch> stretches) const override {
     return kept(stretches) * (kNumberBytes + kPlaceBytes);
   }
@@ -45,9 +43,7 @@ class TopKCompressor final : public Compressor {
   }
 
  private:
-  int64_t kept(int64_t elements) const {
-    return largest_of(elements, share_);
-  }
+  int64_t kept(int64_t elements) const { return largest_of(elements, share_); }
   int64_t kept(std::span<const Stretch> stretches) const {
     int64_t count = 0;
     for (const Stretch& stretch : stretches) {

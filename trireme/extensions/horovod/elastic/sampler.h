@@ -25,15 +25,11 @@ class ElasticSampler : public torch::data::samplers::Sampler<>, public Stateful 
 
   /// Begins an epoch. Not needed for the first one, nor after a reset within one.
   void set_epoch(int64_t epoch);
-  int64_t epoch() const {
-    return recorded_.epoch();
-  }
+  int64_t epoch() const { return recorded_.epoch(); }
   /// Records that every rank has done `batch_size` more samples.
   void record_batch(int64_t batch_size);
   /// Samples of the epoch that all ranks have done.
-  int64_t done() const {
-    return recorded_.position();
-  }
+  int64_t done() const { return recorded_.position(); }
 
   /// Begins a pass over the remaining samples, divided among the current ranks.
   void reset(std::optional<size_t> new_size = std::nullopt) override;

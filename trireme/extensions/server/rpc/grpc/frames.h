@@ -42,16 +42,12 @@ class FrameReader {
   using Piece = std::span<const std::byte>;
   /// Errors: BadFrame.
   explicit FrameReader(std::vector<Piece> pieces);
-  const Frame& frame() const {
-    return frame_;
-  }
+  const Frame& frame() const { return frame_; }
   /// Copies frame().part_bytes bytes.
   void copy_part(std::byte* to) const;
 
  private:
-  size_t left() const {
-    return bytes_ - at_;
-  }
+  size_t left() const { return bytes_ - at_; }
   uint8_t byte();
   uint64_t varint();
   uint64_t length();

@@ -107,9 +107,7 @@ class Prepared {
     options_.give_up_after_ms = silence * 1000 - options_.ask_after_ms;
   }
   Prepared(const Prepared&) = delete;
-  const Options* get() const {
-    return &options_;
-  }
+  const Options* get() const { return &options_; }
 
  private:
   std::string target_;
@@ -138,9 +136,7 @@ int64_t milliseconds_until(Clock::time_point deadline) {
 class GrpcCall : public rpc::Call {
  public:
   GrpcCall(const Functions& functions, grpc::Call call) : functions_(functions), call_(call) {}
-  ~GrpcCall() override {
-    functions_.drop(call_);
-  }
+  ~GrpcCall() override { functions_.drop(call_); }
   std::string wait(Clock::time_point deadline) override {
     Text header{};
     Trouble trouble{};
@@ -149,12 +145,8 @@ class GrpcCall : public rpc::Call {
     }
     return {header.data, header.size};
   }
-  bool wait_until(Clock::time_point time) override {
-    return functions_.wait_for(call_, milliseconds_until(time)) != 0;
-  }
-  bool done() const override {
-    return functions_.done(call_) != 0;
-  }
+  bool wait_until(Clock::time_point time) override { return functions_.wait_for(call_, milliseconds_until(time)) != 0; }
+  bool done() const override { return functions_.done(call_) != 0; }
 
  private:
   const Functions& functions_;
@@ -170,9 +162,7 @@ class GrpcClient : public rpc::Client {
       complain(trouble);
     }
   }
-  ~GrpcClient() override {
-    functions_.close(client_);
-  }
+  ~GrpcClient() override { functions_.close(client_); }
   std::shared_ptr<rpc::Call> call(std::string header, std::span<const std::byte> body,
                                   std::span<std::byte> room) override {
     if (header.size() > kLargestHeader) {
@@ -182,12 +172,8 @@ class GrpcClient : public rpc::Client {
     return std::make_shared<GrpcCall>(
         functions_, functions_.call(client_, text(header), body.data(), body.size(), room.data(), room.size()));
   }
-  int64_t bytes_sent() const override {
-    return counted().first;
-  }
-  int64_t bytes_received() const override {
-    return counted().second;
-  }
+  int64_t bytes_sent() const override { return counted().first; }
+  int64_t bytes_received() const override { return counted().second; }
 
  private:
   std::pair<int64_t, int64_t> counted() const {
@@ -219,9 +205,7 @@ class GrpcServer : public rpc::Server {
       complain(trouble);
     }
   }
-  ~GrpcServer() override {
-    functions_.stop(server_);
-  }
+  ~GrpcServer() override { functions_.stop(server_); }
   std::optional<rpc::Event> next(milliseconds timeout) override {
     grpc::Event found{};
     if (functions_.next(server_, timeout.count(), &found) == 0) {
@@ -239,9 +223,7 @@ class GrpcServer : public rpc::Server {
   void reply(uint64_t id, std::string header, size_t body_bytes) override {
     functions_.reply(server_, id, text(header), body_bytes);
   }
-  std::string address() const override {
-    return concat(address_.tls ? "grpcs://" : "grpc://", address_.target());
-  }
+  std::string address() const override { return concat(address_.tls ? "grpcs://" : "grpc://", address_.target()); }
 
  private:
   const Functions& functions_;

@@ -47,12 +47,8 @@ class ModuleClient {
   const std::string& wait(Call& call, Clock::time_point deadline);
   bool wait_until(const Call& call, Clock::time_point time);
   bool done(const Call& call);
-  int64_t sent() const {
-    return sent_;
-  }
-  int64_t received() const {
-    return received_;
-  }
+  int64_t sent() const { return sent_; }
+  int64_t received() const { return received_; }
   /// Ends the connection: wait() fails from now on, and callers' memory is not accessed. The thread ends at once; if
   /// the server accepts no data, it ends when gRPC gives up the pending writes.
   void close();

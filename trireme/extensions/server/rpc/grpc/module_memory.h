@@ -20,17 +20,11 @@ class Memory {
       throw std::bad_alloc();
     }
   }
-  ~Memory() {
-    std::free(data_);
-  }
+  ~Memory() { std::free(data_); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  std::byte* data() {
-    return data_;
-  }
-  size_t bytes() const {
-    return bytes_;
-  }
+  std::byte* data() { return data_; }
+  size_t bytes() const { return bytes_; }
 
  private:
   size_t bytes_;

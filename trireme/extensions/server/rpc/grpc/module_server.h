@@ -27,9 +27,7 @@ class ModuleServer {
   explicit ModuleServer(const Options& options);
   /// Sends pending replies, for a few seconds at most.
   ~ModuleServer();
-  int port() const {
-    return port_;
-  }
+  int port() const { return port_; }
   bool next(std::chrono::milliseconds timeout, Event* event);
   void reply(uint64_t id, std::string header, size_t body_bytes);
 

@@ -149,15 +149,11 @@ class LocalServer final : public Server {
     }
     desk_->close();
   }
-  std::optional<Event> next(std::chrono::milliseconds timeout) override {
-    return desk_->next(timeout);
-  }
+  std::optional<Event> next(std::chrono::milliseconds timeout) override { return desk_->next(timeout); }
   void reply(uint64_t id, std::string header, size_t body_bytes) override {
     desk_->reply(id, std::move(header), body_bytes);
   }
-  std::string address() const override {
-    return "local://" + name_;
-  }
+  std::string address() const override { return "local://" + name_; }
 
  private:
   std::string name_;
@@ -168,15 +164,9 @@ class LocalCall final : public Call {
  public:
   LocalCall(std::shared_ptr<Desk> desk, std::string name, std::shared_ptr<Desk::Asked> asked)
       : desk_(std::move(desk)), name_(std::move(name)), asked_(std::move(asked)) {}
-  std::string wait(Clock::time_point deadline) override {
-    return desk_->wait(*asked_, name_, deadline);
-  }
-  bool wait_until(Clock::time_point time) override {
-    return desk_->wait_until(*asked_, time);
-  }
-  bool done() const override {
-    return desk_->done(*asked_);
-  }
+  std::string wait(Clock::time_point deadline) override { return desk_->wait(*asked_, name_, deadline); }
+  bool wait_until(Clock::time_point time) override { return desk_->wait_until(*asked_, time); }
+  bool done() const override { return desk_->done(*asked_); }
 
  private:
   std::shared_ptr<Desk> desk_;
@@ -187,9 +177,7 @@ class LocalCall final : public Call {
 class LocalClient final : public Client {
  public:
   LocalClient(std::shared_ptr<Desk> desk, std::string name) : desk_(std::move(desk)), name_(std::move(name)) {}
-  ~LocalClient() override {
-    desk_->leave(number_);
-  }
+  ~LocalClient() override { desk_->leave(number_); }
   std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body, std::span<std::byte> room) override {
     sent_ += static_cast<int64_t>(body.size());
     auto asked = std::make_shared<Desk::Asked>();
@@ -197,12 +185,8 @@ class LocalClient final : public Client {
     desk_->ask(number_, std::move(header), body, room, asked);
     return std::make_shared<LocalCall>(desk_, name_, std::move(asked));
   }
-  int64_t bytes_sent() const override {
-    return sent_;
-  }
-  int64_t bytes_received() const override {
-    return *received_;
-  }
+  int64_t bytes_sent() const override { return sent_; }
+  int64_t bytes_received() const override { return *received_; }
 
  private:
   static uint64_t next_number() {

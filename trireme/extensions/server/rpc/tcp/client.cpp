@@ -45,9 +45,7 @@ class Line : public FrameTaker {
  public:
   Line(Descriptor socket, std::string address) : socket_(std::move(socket)), address_(std::move(address)) {}
 
-  ~Line() override {
-    close();
-  }
+  ~Line() override { close(); }
 
   /// Offers this process's memory to the server.
   void greet(Clock::time_point deadline) {
@@ -305,15 +303,9 @@ class TcpCall : public Call {
  public:
   TcpCall(std::shared_ptr<Line> line, std::shared_ptr<Asked> asked)
       : line_(std::move(line)), asked_(std::move(asked)) {}
-  std::string wait(Clock::time_point deadline) override {
-    return line_->wait(*asked_, deadline);
-  }
-  bool wait_until(Clock::time_point time) override {
-    return line_->wait_until(*asked_, time);
-  }
-  bool done() const override {
-    return line_->done(*asked_);
-  }
+  std::string wait(Clock::time_point deadline) override { return line_->wait(*asked_, deadline); }
+  bool wait_until(Clock::time_point time) override { return line_->wait_until(*asked_, time); }
+  bool done() const override { return line_->done(*asked_); }
 
  private:
   std::shared_ptr<Line> line_;
@@ -323,18 +315,12 @@ class TcpCall : public Call {
 class TcpClient : public Client {
  public:
   explicit TcpClient(std::shared_ptr<Line> line) : line_(std::move(line)) {}
-  ~TcpClient() override {
-    line_->close();
-  }
+  ~TcpClient() override { line_->close(); }
   std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body, std::span<std::byte> room) override {
     return std::make_shared<TcpCall>(line_, line_->call(header, body, room));
   }
-  int64_t bytes_sent() const override {
-    return line_->sent();
-  }
-  int64_t bytes_received() const override {
-    return line_->received();
-  }
+  int64_t bytes_sent() const override { return line_->sent(); }
+  int64_t bytes_received() const override { return line_->received(); }
 
  private:
   std::shared_ptr<Line> line_;

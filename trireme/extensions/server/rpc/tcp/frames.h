@@ -34,9 +34,7 @@ struct Head {
   uint64_t room_at = kInStream;
 
   /// Bytes of the body that follow the header in the stream.
-  uint64_t streamed() const {
-    return body_at == kInStream ? body_bytes : 0;
-  }
+  uint64_t streamed() const { return body_at == kInStream ? body_bytes : 0; }
   bool operator==(const Head&) const = default;
 };
 

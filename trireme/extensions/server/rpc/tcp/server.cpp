@@ -116,9 +116,7 @@ class TcpServer : public Server {
     send(connection, *request, header, request);
   }
 
-  std::string address() const override {
-    return address_;
-  }
+  std::string address() const override { return address_; }
 
   /// Handles the connection's first request, which offers the client's memory.
   void greet(Connection& connection, const Request& hello) {
@@ -153,9 +151,7 @@ class TcpServer : public Server {
     ready_.push_back(std::move(event));
   }
 
-  BufferPool& pool() {
-    return pool_;
-  }
+  BufferPool& pool() { return pool_; }
 
  private:
   void send(Connection& connection, const Request& request, const std::string& header,

@@ -38,9 +38,7 @@ class FrameReader {
 
  private:
   void consume(FrameTaker& taker);
-  bool filled() const {
-    return in_frame_ && header_.empty() && body_.empty();
-  }
+  bool filled() const { return in_frame_ && header_.empty() && body_.empty(); }
 
   std::vector<std::byte> buffer_;
   size_t begin_ = 0;
@@ -59,9 +57,7 @@ class FrameWriter {
            std::shared_ptr<const void> owner = nullptr);
   /// Sends what the socket accepts. Returns false if the connection is broken.
   bool send_some(int socket);
-  bool empty() const {
-    return frames_.empty();
-  }
+  bool empty() const { return frames_.empty(); }
 
  private:
   struct Frame {
