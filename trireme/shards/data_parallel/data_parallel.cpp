@@ -91,6 +91,7 @@ class Flags {
   Flags(int ranks, size_t count) : bits_(std::bit_width(static_cast<unsigned>(ranks))), flags_(count) {}
 
   std::vector<bool>::reference operator[](size_t i) { return flags_[i]; }
+  const std::vector<bool>& values() const { return flags_; }
   size_t numbers() const { return (flags_.size() + per_number() - 1) / per_number(); }
   void write(double* numbers) const {
     for (size_t i = 0; i < flags_.size(); ++i) {
@@ -277,7 +278,8 @@ class DataParallel::Impl : public AllReduceSync {
       }
     }
     if (group().size() > 1) {
-      late_.reduce([&](size_t i) { return flags[i]; }, group(), active, pre_scale(), factor);
+      const std::vector<bool>& wanted = flags.values();
+      late_.reduce([&wanted](size_t i) { return wanted[i]; }, group(), active, pre_scale(), factor);
     }
     for (size_t i = 0; i < trained.size(); ++i) {
       if (!flags[late + i] && !trained[i].grad().count_nonzero().is_nonzero()) {
