@@ -125,6 +125,8 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"InitializeOptions::parameter_groups", program([](ProgramOptions& p) { p.parameter_groups = true; })},
     {"InitializeOptions::lr", program([](ProgramOptions& p) { p.lr = true; })},
     {"context ranks", {{R"({"parallel": {"context": 2}})"}}},
+    {"ring attention over context ranks", {{R"({"parallel": {"context": 2}})"}}},
+    {"a window shorter than the samples", {{R"({"model": {"type": "llama", "window": 4}})"}}},
     {"sequence_parallel", {{R"({"parallel": {"tensor": 2, "sequence_parallel": true}})"}}},
     {"tensor ranks", {{R"({"parallel": {"tensor": 2}})"}}},
     {"layers split among tensor ranks", {{R"({"parallel": {"tensor": 2}})"}}},

@@ -103,6 +103,8 @@ TEST_F(HuggingFaceModelTest, FamiliesDifferInBiasesNormsAndWindows) {
   EXPECT_EQ(llama.window, 32);
   EXPECT_EQ(llama.first_window_layer, 12);
 
+  config["max_window_layers"] = 0;
+  EXPECT_EQ(read(config).llama.first_window_layer, 0) << "every layer";
   config["use_sliding_window"] = false;
   EXPECT_EQ(read(config).llama.window, 0) << "not used";
 
@@ -121,6 +123,19 @@ TEST_F(HuggingFaceModelTest, FamiliesDifferInBiasesNormsAndWindows) {
   config.update({{"attention_bias", true}, {"mlp_bias", true}});
   llama = read(config).llama;
   EXPECT_TRUE(llama.attention_bias && llama.attention_output_bias && llama.mlp_bias);
+}
+
+TEST_F(HuggingFaceModelTest, TextNeedsTheTokenizerOfTheWeights) {
+  write("config.json", llama_config().dump());
+  EXPECT_THAT([&] { run(""); },
+              testing::ThrowsMessage<InputError>(AllOf(HasSubstr("\"tokenizer\" is missing"), HasSubstr("has none"))));
+  EXPECT_EQ(run("", {"data.tokenizer=bytes"}).data.tokenizer, "bytes");
+  write("vocab.json", "{}");
+  write("merges.txt", "");
+  EXPECT_EQ(run("").data.tokenizer, (folder_ / "vocab.json").string());
+  write("m2.txt", "");
+  EXPECT_EQ(run("", {"data.tokenizer=vocab.json,m2.txt"}).data.tokenizer,
+            concat((folder_ / "vocab.json").string(), ',', (folder_ / "m2.txt").string()));
 }
 
 TEST_F(HuggingFaceModelTest, LayerTypesDecideWhichLayersHaveAWindow) {

@@ -228,6 +228,11 @@ TEST_F(LabelledTextTest, WhatIsWrongIsNamedWithItsLine) {
   options_.validation = {write("v.jsonl", "{\"text\": \"a\", \"label\": \"w\"}")};
   EXPECT_THAT(refused("{\"text\": \"a\", \"label\": \"x\"}"),
               AllOf(HasSubstr("v.jsonl line 1"), HasSubstr("no text of the training data has the label \"w\"")));
+  EXPECT_THAT(refused(good),
+              AllOf(HasSubstr("v.jsonl line 1"), HasSubstr("a name, those of the training data are numbers")));
+  options_.validation = {write("v.jsonl", good)};
+  EXPECT_THAT(refused("{\"text\": \"a\", \"label\": \"x\"}"),
+              AllOf(HasSubstr("v.jsonl line 1"), HasSubstr("a number, those of the training data are names")));
 }
 
 } // namespace

@@ -86,6 +86,12 @@ TEST_F(BertHeadsTest, OutputsAreThoseOfTransformers) {
   const auto parameters = model->named_parameters(), of_fresh = fresh->named_parameters();
   EXPECT_TRUE(parameters["classifier.weight"].equal(of_fresh["classifier.weight"]));
   EXPECT_FALSE(parameters["bert.pooler.dense.weight"].equal(of_fresh["bert.pooler.dense.weight"]));
+  options.init_from = folder_ / "masked_lm"; // which has no pooler either
+  const auto from_masked = built_heads(options)->named_parameters();
+  EXPECT_TRUE(from_masked["bert.pooler.dense.weight"].equal(of_fresh["bert.pooler.dense.weight"]));
+  const std::string embedding = "bert.embeddings.word_embeddings.weight";
+  EXPECT_FALSE(from_masked[embedding].equal(of_fresh[embedding]));
+  options.init_from = folder_ / "none";
   options.head = Head::masked_lm;
   EXPECT_THAT([&] { built_heads(options); }, testing::ThrowsMessage<InputError>(AllOf(
                                                  HasSubstr("no tensor \"cls.predictions.transform.dense.weight\""),

@@ -135,6 +135,31 @@ TEST_F(LayerListTypesTest, AClassifierCountsWhatIsRight) {
   expect_same(curve_of(2, run), few);
 }
 
+// Its head and pooler are new.
+TEST_F(LayerListTypesTest, AClassifierBeginsWithTheRunOfAnotherHead) {
+  curve_of(1, bert());
+  const fs::path pretrained = folder() / "pretrained";
+  fs::rename(out(), pretrained);
+  json run = classifier();
+  run["training"]["steps"] = 1;
+  run["engine"]["optimizer"]["params"]["lr"] = 0;
+  const auto values = [&](const char* name, const fs::path& from) {
+    return checkpoint::Checkpoint::open(*checkpoint::find_newest(from / "checkpoints")).read(name);
+  };
+  curve_of(1, run);
+  const fs::path fresh = folder() / "fresh";
+  fs::rename(out(), fresh);
+  run["model"]["init_from"] = pretrained.string();
+  curve_of(1, run);
+  for (const char* name : {"bert.embeddings.word_embeddings.weight", "bert.encoder.layer.1.output.dense.weight"}) {
+    EXPECT_TRUE(values(name, out()).equal(values(name, pretrained))) << name;
+    EXPECT_FALSE(values(name, out()).equal(values(name, fresh))) << name;
+  }
+  for (const char* name : {"bert.pooler.dense.weight", "classifier.weight"}) {
+    EXPECT_TRUE(values(name, out()).equal(values(name, fresh))) << name;
+  }
+}
+
 TEST_F(LayerListTypesTest, AnAlexNetIsTheSameOnTwoStages) {
   json run = alexnet();
   const Curve one = curve_of(1, run);

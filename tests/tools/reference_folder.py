@@ -1,8 +1,9 @@
 """Models of Llama's family and GPT-2 with random weights in folders of Hugging Face's transformers, trained by plain PyTorch.
 Usage: reference_folder.py make OUT STEPS      OUT/NAME (config.json, weights, tokenizer files), OUT/NAME.tokens; a line a
                                                step: NAME loss gradient-norm
-       reference_folder.py open OUT            opens OUT/NAME-exported, a line a model: NAME loss on the first tokens;
-                                               the same of what this script trained: OUT/NAME-trained
+       reference_folder.py open OUT            opens OUT/NAME-exported, a line a model: NAME and the largest difference of
+                                               its logits from those of what this script trained, OUT/NAME-trained
+       reference_folder.py same OUT NAME F...  the same for each folder OUT/F
 Runs of Trireme read the same tokens in the same order (design: shuffle false)."""
 import os
 import sys
@@ -64,19 +65,22 @@ def opened(folder, tokens):
     assert model.dtype == torch.float32, model.dtype
     model.eval()
     with torch.no_grad():
-        return type(model).__name__, loss_of(model, rows_of(tokens, 0)).item()
+        return type(model).__name__, model(rows_of(tokens, 0)[:, :-1]).logits
 
 
-def open_all(out):
-    for name in ["gpt2", *MODELS]:
-        tokens = torch.from_numpy(np.fromfile(f"{out}/{name}.tokens", "<u2").astype("int64"))
-        kind, loss = opened(f"{out}/{name}-exported", tokens)
-        expected_kind, expected = opened(f"{out}/{name}-trained", tokens)
-        assert kind == expected_kind, f"{name} came back as {kind}, not {expected_kind}"
-        print(name, repr(loss), repr(expected))
+def compare(out, name, folder):
+    tokens = torch.from_numpy(np.fromfile(f"{out}/{name}.tokens", "<u2").astype("int64"))
+    kind, logits = opened(f"{out}/{folder}", tokens)
+    expected_kind, expected = opened(f"{out}/{name}-trained", tokens)
+    assert kind == expected_kind, f"{name} came back as {kind}, not {expected_kind}"
+    print(folder, ((logits - expected).abs().max() / expected.abs().max()).item())
 
 
 if sys.argv[1] == "make":
     make(sys.argv[2], int(sys.argv[3]))
+elif sys.argv[1] == "open":
+    for name in ["gpt2", *MODELS]:
+        compare(sys.argv[2], name, f"{name}-exported")
 else:
-    open_all(sys.argv[2])
+    for folder in sys.argv[4:]:
+        compare(sys.argv[2], sys.argv[3], folder)

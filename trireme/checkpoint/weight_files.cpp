@@ -28,6 +28,10 @@ fs::path choose(const fs::path& path) {
       files.push_back(entry.path());
     }
   }
+  if (files.empty()) {
+    throw InputError("safetensors", concat(path.string(), " has no .safetensors file"),
+                     "Convert a pytorch_model.bin with transformers: save_pretrained(FOLDER).");
+  }
   if (files.size() != 1) {
     throw InputError("safetensors",
                      concat(path.string(), " has neither model.safetensors nor model.safetensors.index.json, and ",

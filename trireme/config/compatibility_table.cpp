@@ -179,6 +179,12 @@ constexpr Feature kLr{"InitializeOptions::lr", "", [](const Setting& s) { return
 // The layout, and how the model is split.
 constexpr Feature kContext{"context ranks", "parallel.context", [](const Setting& s) { return s.context > 1; },
                            [](const Setting& s) { return concat(s.context, " context ranks"); }};
+constexpr Feature kRing{"ring attention over context ranks", "parallel.context_kind parallel.context",
+                        [](const Setting& s) {
+                          return s.run != nullptr && s.context > 1 &&
+                                 s.run->parallel.context_kind == context::Kind::ring;
+                        },
+                        [](const Setting& s) { return concat("ring attention over ", s.context, " context ranks"); }};
 constexpr Feature kSequenceParallel{"sequence_parallel", "parallel.sequence_parallel",
                                     [](const Setting& s) { return s.sequence_parallel && s.tensor > 1; }};
 constexpr Feature kTensor{"tensor ranks", "parallel.tensor", [](const Setting& s) { return s.tensor > 1; },
@@ -224,6 +230,13 @@ constexpr Feature kPipelineKeys{"pipeline.stages, activation_checkpoint_interval
 constexpr Feature kLanguage{"a run file's gpt or llama", "model.type",
                             [](const Setting& s) { return s.run != nullptr && s.run->model.is_language(); },
                             [](const Setting& s) -> std::string { return concat("a ", s.run->model.type); }};
+constexpr Feature kWindow{
+    "a window shorter than the samples", "model.window model.from",
+    [](const Setting& s) {
+      return is_model(s, ModelConfig::Kind::llama) && s.run->model.llama.window > 0 &&
+             s.run->model.llama.window < s.run->data.sequence_length;
+    },
+    [](const Setting& s) { return concat("a window of ", s.run->model.llama.window, " tokens"); }};
 constexpr Feature kBert{"a run file's bert", "model.type",
                         [](const Setting& s) { return is_model(s, ModelConfig::Kind::bert); },
                         [](const Setting&) -> std::string { return "a bert"; }};
@@ -303,6 +316,10 @@ const std::vector<Incompatible>& incompatible_features() {
        {kClassesBert},
        "this head needs all tokens of a sample on each rank",
        "Use one context rank and no sequence_parallel."},
+      {{kRing},
+       {kWindow},
+       "keys and values of all ranks pass every rank, whatever the window",
+       "Set parallel.context_kind to \"ulysses\", use one context rank, or samples no longer than the window."},
       {{kTensorParallel},
        {kLanguage, kBert},
        "it splits a C++ program's own model; a run file's gpt, llama or bert splits its layers itself",

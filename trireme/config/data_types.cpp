@@ -1,6 +1,8 @@
 #include <trireme/config/key_check.h>
 #include <trireme/config/run_types.h>
 
+#include <cstring>
+
 namespace trireme::config {
 namespace {
 
@@ -16,10 +18,18 @@ void read_files(const JsonNode& section, const Values& values, const RunPaths& p
   out.prefetch = values.get("prefetch", out.prefetch);
 }
 
+// A file or folder, or GPT-2's pair: "VOCAB.json,MERGES.txt".
 void read_tokenizer(const JsonNode& section, const Values& values, const RunPaths& paths, RunConfig& run) {
   data::DataOptions& out = run.data;
   if (!out.tokenizer.empty() && out.tokenizer != kBytes) {
-    out.tokenizer = paths.one(section, "tokenizer").string();
+    const JsonNode& node = *section.find("tokenizer");
+    const size_t comma = out.tokenizer.find(".json,");
+    const size_t end = comma == std::string::npos ? out.tokenizer.size() : comma + std::strlen(".json");
+    const std::string merges = comma == std::string::npos ? "" : out.tokenizer.substr(end + 1);
+    out.tokenizer = paths.one(node, out.tokenizer.substr(0, end)).string();
+    if (!merges.empty()) {
+      out.tokenizer += ',' + paths.one(node, merges).string();
+    }
   }
   out.sequence_length = values.get("sequence_length", run.model.shape().sequence_length);
 }

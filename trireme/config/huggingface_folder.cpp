@@ -24,6 +24,16 @@ fs::path folder_of(const JsonNode& from, const RunPaths& paths) {
   return folder;
 }
 
+// Empty: none that can be read.
+fs::path tokenizer_in(const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::exists(folder / "tokenizer.json", ignored)) {
+    return folder / "tokenizer.json";
+  }
+  const bool pair = fs::exists(folder / "vocab.json", ignored) && fs::exists(folder / "merges.txt", ignored);
+  return pair ? folder / "vocab.json" : fs::path();
+}
+
 } // namespace
 
 std::optional<HuggingFaceModel> read_from(const JsonNode& model, const RunPaths& paths, RunConfig& run) {
@@ -53,12 +63,20 @@ void apply_model_from(JsonNode& root, const RunPaths& paths) {
   }
   root.set("model.type", type);
   const JsonNode* data = root.find("data");
-  const fs::path tokenizer = folder / "tokenizer.json";
-  std::error_code ignored;
-  if (data != nullptr && data->is_object() && data->find("tokenizer") == nullptr && fs::exists(tokenizer, ignored) &&
-      (has_text(data->find("type"), "text") || has_text(data->find("type"), "tokens") ||
-       has_text(data->find("type"), "labelled_text"))) {
+  if (data == nullptr || !data->is_object() || data->find("tokenizer") != nullptr) {
+    return;
+  }
+  const bool is_text = has_text(data->find("type"), "text") || has_text(data->find("type"), "labelled_text");
+  if (!is_text && !has_text(data->find("type"), "tokens")) {
+    return;
+  }
+  if (const fs::path tokenizer = tokenizer_in(folder); !tokenizer.empty()) {
     root.set("data.tokenizer", tokenizer.string());
+  } else if (is_text) {
+    data->fail(concat("\"tokenizer\" is missing, and ", folder.string(),
+                      " has none (tokenizer.json, or vocab.json and "
+                      "merges.txt)"),
+               "Name the tokenizer of these weights.");
   }
 }
 

@@ -14,8 +14,9 @@ namespace trireme::config {
 /// `run`. Errors: InputError with the key's place for a folder without config.json; those of read_huggingface_model().
 std::optional<HuggingFaceModel> read_from(const JsonNode& model, const RunPaths& paths, RunConfig& run);
 
-/// If a run file's model has "from", says its "type", and names the folder's tokenizer.json for data of tokens or text
-/// that names none. Errors: InputError for a folder that cannot be read, and for another "type" than its.
+/// If a run file's model has "from", says its "type", and names the folder's tokenizer (tokenizer.json, or vocab.json
+/// with merges.txt) for data of tokens or text that names none. Errors: InputError for a folder that cannot be read,
+/// for another "type" than its, and for text whose tokenizer nobody names.
 void apply_model_from(JsonNode& root, const RunPaths& paths);
 
 } // namespace trireme::config

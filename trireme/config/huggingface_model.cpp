@@ -26,7 +26,7 @@ class Reader {
     const JsonNode* found = root_.find(key);
     return found == nullptr || found->is_null() ? nullptr : found;
   }
-  int64_t size(const std::string& key, std::optional<int64_t> otherwise = std::nullopt) {
+  int64_t size(const std::string& key, std::optional<int64_t> otherwise = std::nullopt, int64_t least = 1) {
     const JsonNode* found = find(key);
     if (found == nullptr) {
       if (!otherwise) {
@@ -34,8 +34,8 @@ class Reader {
       }
       return *otherwise;
     }
-    if (found->as_integer() < 1) {
-      found->fail(concat("must be at least 1, found ", found->as_integer()));
+    if (found->as_integer() < least) {
+      found->fail(concat("must be at least ", least, ", found ", found->as_integer()));
     }
     return found->as_integer();
   }
@@ -74,6 +74,7 @@ class Reader {
 // What says nothing about the function that the model computes.
 void ignore_the_rest(Reader& config) {
   config.ignore({"model_type",
+                 kExportKey,
                  "architectures",
                  "auto_map",
                  "bos_token_id",
@@ -145,7 +146,7 @@ void read_window(Reader& config, const std::string& type, LlamaOptions& out) {
     out.window = 0;
   } else {
     out.window = config.size("sliding_window");
-    out.first_window_layer = type == "mistral" ? 0 : std::min(out.layers, config.size("max_window_layers", 28));
+    out.first_window_layer = type == "mistral" ? 0 : std::min(out.layers, config.size("max_window_layers", 28, 0));
   }
   if (types == nullptr) {
     return;

@@ -136,13 +136,15 @@ void write_labels(int64_t classes, ordered_json& out) {
   if (out.value("id2label", ordered_json::object()).size() == static_cast<size_t>(classes)) {
     return;
   }
-  out.erase("num_labels");
-  ordered_json &names = out["id2label"] = ordered_json::object(), &ids = out["label2id"] = ordered_json::object();
+  ordered_json names, ids;
   for (int64_t i = 0; i < classes; ++i) {
     const std::string name = concat("LABEL_", i);
     names[std::to_string(i)] = name;
     ids[name] = i;
   }
+  out.erase("num_labels");
+  out["id2label"] = std::move(names);
+  out["label2id"] = std::move(ids);
 }
 
 } // namespace

@@ -39,7 +39,7 @@ Section model_llama() {
     {"kv_heads", H, "int >= 1", "null", "Heads of keys and values; divides heads. Without it as many as heads."},
     {"head_dim", H, "int >= 2", "null", "Width of a head, an even number; without it hidden / heads."},
     {"intermediate", H, "int >= 1", "null", "Width of the MLP; without it 8/3 of hidden, rounded up to a multiple of 64."},
-    {"sequence_length", H, "int >= 1", "128", "Tokens of one sample; with \"from\" at most 1024."},
+    {"sequence_length", H, "int >= 1", "128", "Tokens of one sample; with \"from\" the smaller of its positions and 1024."},
     {"vocab_size", H, "int >= 1", "null", "Number of different tokens; without it the tokenizer's."},
     {"rope_theta", H, "real > 0", "10000", "Base of the rotary frequencies. Su et al. 2021, arXiv:2104.09864."},
     {"rope_scaling", H, "object", "null", "Stretches rotary positions, as config.json's."},
@@ -127,7 +127,7 @@ std::vector<Section> data() {
       {"train", H, "paths", "required", "Files of little-endian 16-bit tokens (nanoGPT's format) or 32-bit ones; several count as one."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
       {"token_bytes", H, "int 2..4", "null", "Bytes of a token: 2 or 4, not 3. Without it 2, and files that do not look like 16-bit tokens are refused."},
-      {"tokenizer", H, "path", "null", "How these tokens become text, for samples: \"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt."},
+      {"tokenizer", H, "path", "null", "How these tokens become text, for samples: \"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
       kSequence, kShuffle, kPrefetch,
     }},
     {"data", "text", "Text files.", false, {
@@ -135,14 +135,14 @@ std::vector<Section> data() {
       {"train", H, "paths", "required", "Text files in UTF-8, plain or compressed (.gz); several count as one."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
       {"validation_fraction", H, "real 0..<1", "0", "Without validation files: the last share of the text that is kept for the evaluations."},
-      {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt."},
+      {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
       kSequence, kShuffle, kPrefetch,
     }},
     {"data", "labelled_text", "Texts with a label each: lines of {\"text\": \"...\", \"label\": 0} or with a name as label.", false, {
       kDataType,
       {"train", H, "paths", "required", "Files of JSON lines in UTF-8, plain or compressed (.gz)."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
-      {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt. Its special tokens are added."},
+      {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\". Its special tokens are added."},
       {"sequence_length", H, "int >= 1", "null", "Longer texts are cut to this many tokens, shorter ones padded; at most the model's, which is the default."},
       kShuffle, kPrefetch,
     }},
@@ -214,7 +214,7 @@ std::vector<Section> run_sections() {
     {"checkpoint_every", H, "int >= 0", "0", "Steps between two checkpoints; 0: only at the end."},
     {"keep_checkpoints", H, "int >= 0", "3", "Older checkpoints than these are removed; 0: none is."},
     {"sample", H, "object", "null", "A text that the model writes at the end."},
-    {"export", H, "path", "null", "Hugging Face folder that is written from the last checkpoint at the end: trireme export."},
+    {"export", H, "path", "null", "Hugging Face folder that is written from the last checkpoint at the end: trireme export. A relative path starts at the working directory, as --out."},
   }});
   out.push_back({"training.sample", "", "A text that the model writes at the end.", false, {
     {"prompt", H, "text", "\"\"", "Its beginning."},

@@ -8,7 +8,10 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 fs::path RunPaths::one(const JsonNode& node) const {
-  const std::string& text = node.as_string();
+  return one(node, node.as_string());
+}
+
+fs::path RunPaths::one(const JsonNode& node, const std::string& text) const {
   if (text.empty()) {
     node.fail("the path is empty");
   }

@@ -20,6 +20,8 @@ class RunPaths {
 
   /// The path that `node` holds. Errors: InputError with its place if it is empty, or there is no such file.
   std::filesystem::path one(const JsonNode& node) const;
+  /// The path `text`, which is what `node` holds, or a part of it.
+  std::filesystem::path one(const JsonNode& node, const std::string& text) const;
   /// The path of a key; empty when it is absent or null.
   std::filesystem::path one(const JsonNode& section, const char* key) const;
   /// The paths of a key: a list, or one alone.

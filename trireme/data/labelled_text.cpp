@@ -74,9 +74,10 @@ std::vector<Example> read_examples(const std::vector<fs::path>& files) {
 
 // Fills in the numbers of labels that are names. Returns the names.
 std::vector<std::string> number_labels(std::vector<Example>& examples, const LabelledText::Options& options) {
-  std::vector<std::string> names = options.names;
-  const bool named = !examples.front().name.empty();
-  if (named && names.empty()) {
+  std::vector<std::string> names = options.names.value_or(std::vector<std::string>());
+  const bool named = options.names ? !names.empty() : !examples.front().name.empty();
+  const char* const others = options.names ? ", those of the training data are " : ", that of the first text is a ";
+  if (named && !options.names) {
     std::set<std::string> sorted;
     for (const Example& example : examples) {
       sorted.insert(example.name);
@@ -85,8 +86,8 @@ std::vector<std::string> number_labels(std::vector<Example>& examples, const Lab
   }
   for (Example& example : examples) {
     if (example.name.empty() == named) {
-      refuse(example.where, concat("this label is a ", named ? "number" : "name", ", that of the first text a ",
-                                   named ? "name" : "number"));
+      refuse(example.where, concat("this label is a ", named ? "number" : "name", others, named ? "name" : "number",
+                                   options.names ? "s" : ""));
     }
     if (named) {
       const auto found = std::find(names.begin(), names.end(), example.name);

@@ -25,8 +25,9 @@ class LabelledText : public Dataset {
     std::vector<std::filesystem::path> files{};
     int64_t sequence_length = 128;
     int64_t classes = 2;
-    /// Names of the classes; empty: those of the files, in the order of their bytes.
-    std::vector<std::string> names{};
+    /// Names of the classes, or none if labels are numbers; absent: as the files have them, names in the order of their
+    /// bytes.
+    std::optional<std::vector<std::string>> names = std::nullopt;
   };
   LabelledText(const Options& options, const Tokenizer& tokenizer);
 

@@ -124,7 +124,7 @@ Datasets masked(Datasets windows, const DataOptions& options) {
 Datasets open_labelled_text(const DataOptions& options) {
   Datasets result;
   result.tokenizer = open_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer, options.vocab_size);
-  LabelledText::Options texts{options.train, options.sequence_length, options.classes, {}};
+  LabelledText::Options texts{options.train, options.sequence_length, options.classes};
   const auto train = std::make_shared<LabelledText>(texts, *result.tokenizer);
   result.train = train;
   if (!options.validation.empty()) {

@@ -15,7 +15,15 @@
 #include <c10/util/accumulate.h>
 #include <nlohmann/json.hpp>
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <set>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
 
 namespace trireme::generate {
 namespace {
@@ -39,18 +47,74 @@ at::ScalarType type_in(const ordered_json& config) {
   return at::kFloat;
 }
 
-// Does not mix a model with what is there already, unless that is an earlier export.
-void check_folder(const fs::path& folder) {
+bool is_export(const fs::path& folder) {
   std::error_code ignored;
-  if (fs::exists(folder, ignored) && !fs::is_directory(folder, ignored)) {
-    throw InputError("export", concat(folder.string(), " is a file"), "Name a new folder.");
-  }
-  if (fs::is_directory(folder, ignored) && !fs::is_empty(folder, ignored) &&
-      !fs::exists(folder / "config.json", ignored)) {
-    throw InputError("export", concat(folder.string(), " is not empty, and no Hugging Face folder"),
-                     "Name a new folder, or an earlier export, which is replaced.");
-  }
+  return fs::is_regular_file(folder / "config.json", ignored) &&
+         JsonNode::parse_file(folder / "config.json").find(config::kExportKey) != nullptr;
 }
+
+// A link's own folder: what replaces it is there, not in the place of the link.
+fs::path resolved(const fs::path& folder) {
+  const fs::path whole = fs::absolute(folder).lexically_normal();
+  std::error_code failed;
+  const fs::path canonical = fs::canonical(whole.has_filename() ? whole : whole.parent_path(), failed);
+  return failed ? (whole.has_filename() ? whole : whole.parent_path()) : canonical;
+}
+
+// A new folder beside `folder`, which takes its place.
+class Replacement {
+ public:
+  explicit Replacement(const fs::path& folder) : folder_(folder), made_(temporary_name(folder)) {
+    try {
+      fs::create_directories(folder.parent_path());
+      remove_left();
+      fs::create_directory(made_);
+    } catch (const fs::filesystem_error& error) {
+      throw Error("export", concat("cannot make a folder beside ", folder.string(), ": ", error.code().message()),
+                  "Name a folder in one that you may write.");
+    }
+  }
+  ~Replacement() {
+    std::error_code ignored;
+    fs::remove_all(made_, ignored);
+  }
+  Replacement(const Replacement&) = delete;
+  Replacement& operator=(const Replacement&) = delete;
+
+  const fs::path& path() const { return made_; }
+  void take_place() {
+    if (::renameat2(AT_FDCWD, made_.c_str(), AT_FDCWD, folder_.c_str(), RENAME_EXCHANGE) == 0) {
+      return;
+    }
+    const fs::path old = made_.string() + ".old"; // nothing is there yet, or this file system cannot exchange
+    std::error_code ignored;
+    fs::rename(folder_, old, ignored);
+    if (::rename(made_.c_str(), folder_.c_str()) != 0) {
+      const std::string why = std::strerror(errno);
+      fs::rename(old, folder_, ignored);
+      throw Error("export", concat("cannot rename ", made_.string(), " to ", folder_.string(), ": ", why),
+                  "Name a new folder.");
+    }
+    fs::remove_all(old, ignored);
+  }
+
+ private:
+  // What processes of this host left that were killed while they exported.
+  void remove_left() const {
+    const std::string mine = made_.filename().string();
+    const std::string prefix = mine.substr(0, mine.find_last_not_of("0123456789") + 1);
+    std::error_code ignored;
+    for (const auto& item : fs::directory_iterator(folder_.parent_path(), ignored)) {
+      const std::string name = item.path().filename().string();
+      const int process = name.starts_with(prefix) ? std::atoi(name.c_str() + prefix.size()) : 0;
+      if (process > 0 && (process == ::getpid() || (::kill(process, 0) != 0 && errno == ESRCH))) {
+        fs::remove_all(item.path(), ignored);
+      }
+    }
+  }
+
+  fs::path folder_, made_;
+};
 
 config::ModelConfig model_in(const checkpoint::Checkpoint& saved, const config::RunConfig& run) {
   config::ModelConfig model = run.model;
@@ -78,15 +142,39 @@ ordered_json config_of(const config::ModelConfig& model, const ordered_json& bas
 
 } // namespace
 
+void check_export_folder(const fs::path& folder, const fs::path& source) {
+  const auto refuse = [&](const char* what) {
+    throw InputError("export", concat(folder.string(), what), "Name a new folder, or an earlier export.");
+  };
+  std::error_code failed;
+  const fs::file_status there = fs::status(folder, failed);
+  if (!fs::exists(there)) {
+    if (fs::is_symlink(fs::symlink_status(folder, failed))) {
+      refuse(" is a link to nothing");
+    }
+    return;
+  }
+  if (!fs::is_directory(there)) {
+    refuse(" is a file");
+  }
+  if (!source.empty() && fs::equivalent(folder, source, failed)) {
+    refuse(" is the folder that the model began with");
+  }
+  if (!fs::is_empty(folder, failed) && !is_export(folder)) {
+    refuse(" is not empty, and no earlier export");
+  }
+}
+
 Exported export_model(const fs::path& from, const fs::path& folder, std::optional<at::ScalarType> dtype) {
   const auto saved = checkpoint::Checkpoint::open(from);
   const config::RunConfig run = config::read_run(
       JsonNode::parse(saved.config().dump(), (saved.folder() / "manifest.json").string()), saved.folder());
   const config::ModelConfig model = model_in(saved, run);
-  check_folder(folder);
+  check_export_folder(folder, run.model.init_from());
+  Replacement made(resolved(folder));
 
-  copy_kept_files(saved.folder(), folder);
-  const fs::path config_file = folder / "config.json";
+  copy_kept_files(saved.folder(), made.path());
+  const fs::path config_file = made.path() / "config.json";
   std::error_code ignored;
   const ordered_json kept =
       fs::exists(config_file, ignored) ? JsonNode::parse_file(config_file).plain() : ordered_json::object();
@@ -109,12 +197,24 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
       out.parameters += c10::multiply_integers(sizes);
     }
   }
-  models::save_huggingface(family_of(model), parameters, folder, {.dtype = out.dtype});
+  models::save_huggingface(family_of(model), parameters, made.path(), {.dtype = out.dtype});
 
   ordered_json described = config_of(model, kept);
+  const std::vector<std::string> labels = kept_labels(saved.folder());
+  for (size_t i = 0; i < labels.size(); ++i) {
+    described["id2label"][std::to_string(i)] = labels[i];
+  }
+  if (!labels.empty()) {
+    described["label2id"] = ordered_json::object();
+    for (const auto& [id, name] : described["id2label"].items()) {
+      described["label2id"][name.get<std::string>()] = std::stoll(id);
+    }
+  }
   described.erase("dtype");
   described["torch_dtype"] = name_of(out.dtype); // transformers of any version reads it
+  described[config::kExportKey] = out.step;
   write_file_atomically(config_file, described.dump(2) + "\n");
+  made.take_place();
   return out;
 }
 

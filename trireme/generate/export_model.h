@@ -8,6 +8,10 @@
 
 namespace trireme::generate {
 
+/// Checks that export_model() may write `folder`: a new one, an empty one, or an earlier export, which it replaces.
+/// `source`: the folder the model began with, which must stay. Errors: InputError.
+void check_export_folder(const std::filesystem::path& folder, const std::filesystem::path& source = {});
+
 struct Exported {
   int64_t step = 0;
   int64_t parameters = 0;
@@ -17,8 +21,8 @@ struct Exported {
 /// Writes a checkpoint (one, a folder of them, or a run's folder) of a gpt, llama or bert as a Hugging Face folder:
 /// config.json, weights, and the files that the run kept. `dtype`: of the weights; by default that of the folder the
 /// run began with, else fp32. Values are the fp32 masters, where the checkpoint has them. Memory: one file of weights
-/// (5 GB at most, or the largest parameter). Errors: InputError for a checkpoint of another model, and for `folder` if
-/// it holds something that is no such export.
+/// (5 GB at most, or the largest parameter). The folder is made beside `folder` and takes its place at once; one that
+/// fails leaves the earlier one. Errors: InputError for a checkpoint of another model, and as check_export_folder().
 Exported export_model(const std::filesystem::path& from, const std::filesystem::path& folder,
                       std::optional<at::ScalarType> dtype = std::nullopt);
 

@@ -1,9 +1,18 @@
 #include <trireme/generate/model_files.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/json.h>
+#include <trireme/checkpoint/checkpoint.h>
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <utility>
 
 namespace trireme::generate {
 namespace {
@@ -24,15 +33,13 @@ constexpr std::array kTokenizer = {"tokenizer.json",
                                    "encoder.json",
                                    "vocab.bpe"};
 
+constexpr const char* kLabels = "labels.json";
+
+// Anyone may read a copy, whatever the mode of the original, and a later start may replace it.
 void put_copy(const fs::path& from, const fs::path& to) {
-  std::error_code failed;
-  fs::create_directories(to.parent_path(), failed);
-  if (!failed) {
-    fs::copy_file(from, to, fs::copy_options::overwrite_existing, failed);
-  }
-  if (failed) {
-    throw Error("train", concat("cannot copy ", from.string(), " to ", to.string(), ": ", failed.message()));
-  }
+  constexpr mode_t kMode = 0644;
+  make_private_folders(to.parent_path());
+  write_file_atomically(to, read_file(from), kMode);
 }
 
 template <size_t kFiles>
@@ -45,33 +52,122 @@ void copy_files(const fs::path& from, const std::array<const char*, kFiles>& nam
   }
 }
 
+// What decides what the weights mean must be what the run began with.
+void check_unchanged(const fs::path& from, const fs::path& kept) {
+  std::error_code ignored;
+  if (fs::is_regular_file(from, ignored) && fs::is_regular_file(kept, ignored) &&
+      !fs::equivalent(from, kept, ignored) && read_file(from) != read_file(kept)) {
+    throw InputError("train", concat(from.string(), " has changed since this run began with ", kept.string()),
+                     concat("Put the old file back, or remove ", kept.string(), " to go on with the new one."));
+  }
+}
+
 // A folder, whether the path is one or a file in one.
 fs::path folder_of(const fs::path& path) {
   std::error_code ignored;
   return fs::is_directory(path, ignored) ? path : path.parent_path();
 }
 
+// GPT-2's "VOCAB.json,MERGES.txt", if both are there.
+std::optional<std::pair<fs::path, fs::path>> pair_of(const std::string& tokenizer) {
+  const size_t comma = tokenizer.find(".json,");
+  if (comma == std::string::npos) {
+    return std::nullopt;
+  }
+  const size_t end = comma + std::strlen(".json");
+  const std::pair<fs::path, fs::path> pair(tokenizer.substr(0, end), tokenizer.substr(end + 1));
+  std::error_code ignored;
+  const bool is_there = fs::is_regular_file(pair.first, ignored) && fs::is_regular_file(pair.second, ignored);
+  return is_there ? std::optional(pair) : std::nullopt;
+}
+
 fs::path kept_in(const fs::path& checkpoint) {
   return checkpoint.parent_path().parent_path() / kKept; // RUN/checkpoints/global_step10
 }
 
-} // namespace
+struct Kept {
+  fs::path from;
+  std::string name;
+  bool decides; // what ids or values mean
+};
 
-void keep_model_files(const config::RunConfig& run, const fs::path& run_folder) {
-  const fs::path to = run_folder / kKept;
-  const fs::path& from = run.model.init_from();
+// Those that are there.
+std::vector<Kept> files_of(const config::RunConfig& run) {
+  std::vector<Kept> files;
   std::error_code ignored;
-  if (run.model.reads_tokens() && fs::is_regular_file(folder_of(from) / "config.json", ignored)) {
-    copy_files(folder_of(from), kConfig, to);
+  const auto add_all = [&](const fs::path& folder, const auto& names, const auto& decides) {
+    for (const char* name : names) {
+      if (fs::is_regular_file(folder / name, ignored)) {
+        files.push_back({folder / name, name, decides(std::string_view(name))});
+      }
+    }
+  };
+  const auto is_config = [](std::string_view name) { return name == "config.json"; };
+  const auto is_vocabulary = [](std::string_view name) {
+    return name == "tokenizer.json" || name == "vocab.json" || name == "merges.txt" || name == "vocab.txt";
+  };
+  if (const fs::path& from = run.model.init_from(); run.model.reads_tokens() && !from.empty()) {
+    const auto checkpoint = checkpoint::find_newest(from);
+    add_all(checkpoint ? kept_in(*checkpoint) : folder_of(from), kConfig, is_config);
   }
   const fs::path tokenizer = run.data.tokenizer;
-  if (fs::exists(tokenizer, ignored)) { // not "bytes", and not a pair of files
-    copy_files(folder_of(tokenizer), kTokenizer, to);
-  }
   const bool has_own_name = std::ranges::find(kTokenizer, tokenizer.filename()) == kTokenizer.end();
-  if (has_own_name && fs::is_regular_file(tokenizer, ignored)) {
-    put_copy(tokenizer, to / kTokenizer.front());
+  if (const auto pair = pair_of(run.data.tokenizer)) {
+    files.push_back({pair->first, "vocab.json", true});
+    files.push_back({pair->second, "merges.txt", true});
+  } else if (has_own_name && fs::is_regular_file(tokenizer, ignored)) {
+    files.push_back({tokenizer, kTokenizer.front(), true});
+  } else if (fs::exists(tokenizer, ignored)) { // not "bytes"
+    add_all(folder_of(tokenizer), kTokenizer, is_vocabulary);
   }
+  return files;
+}
+
+} // namespace
+
+void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, const std::vector<std::string>& labels,
+                      bool resumed) {
+  const fs::path to = run_folder / kKept;
+  std::error_code ignored;
+  if (!resumed) {
+    fs::remove_all(to, ignored);
+  }
+  const std::vector<Kept> files = files_of(run);
+  for (const Kept& file : files) {
+    if (file.decides) {
+      check_unchanged(file.from, to / file.name);
+    }
+  }
+  for (const Kept& file : files) {
+    if (!fs::equivalent(file.from, to / file.name, ignored)) {
+      put_copy(file.from, to / file.name);
+    }
+  }
+  if (labels.empty()) {
+    return;
+  }
+  const std::string text = nlohmann::json(labels).dump() + "\n";
+  if (fs::is_regular_file(to / kLabels, ignored) && read_file(to / kLabels) != text) {
+    throw InputError("train",
+                     concat("the labels are others than those this run began with, ", read_file(to / kLabels), " (",
+                            (to / kLabels).string(), "): ", text),
+                     "Train on texts with the old labels, or start a new run.");
+  }
+  make_private_folders(to);
+  write_file_atomically(to / kLabels, text);
+}
+
+std::vector<std::string> kept_labels(const fs::path& checkpoint) {
+  const fs::path file = kept_in(checkpoint) / kLabels;
+  std::error_code ignored;
+  std::vector<std::string> labels;
+  if (fs::is_regular_file(file, ignored)) {
+    const JsonNode root = JsonNode::parse_file(file);
+    for (const JsonNode& label : root.elements()) {
+      labels.push_back(label.as_string());
+    }
+  }
+  return labels;
 }
 
 void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
@@ -82,7 +178,7 @@ void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
 fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint) {
   const fs::path& tokenizer = run.data.tokenizer;
   std::error_code ignored;
-  if (!tokenizer.has_parent_path() || fs::exists(tokenizer, ignored)) {
+  if (!tokenizer.has_parent_path() || fs::exists(tokenizer, ignored) || pair_of(run.data.tokenizer)) {
     return tokenizer;
   }
   const fs::path kept = kept_in(checkpoint);

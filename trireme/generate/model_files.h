@@ -3,18 +3,28 @@
 #include <trireme/config/run_file.h>
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
-// A run keeps what a Hugging Face folder has beside its weights in RUN/model: tokenizer, chat template, config.json.
+// A run keeps what a Hugging Face folder has beside its weights in RUN/model: tokenizer, chat template, config.json,
+// and the names of labels.
 namespace trireme::generate {
 
 inline constexpr const char* kKept = "model";
 
-/// Copies them from the model's folder and the tokenizer's into `run_folder`/model, if there are any. A tokenizer file
-/// of another name becomes tokenizer.json. Errors: Error for a file that cannot be written.
-void keep_model_files(const config::RunConfig& run, const std::filesystem::path& run_folder);
+/// Copies them from the model's folder (or the run it begins with) and the tokenizer's into `run_folder`/model, if
+/// there are any. A tokenizer file of another name becomes tokenizer.json. `labels`: names of classes, in their order.
+///
+/// A new run removes what an earlier one kept. One that is `resumed` keeps what is there. Errors: InputError if a
+/// resumed run's tokenizer, config.json or labels have changed; Error for a file that cannot be written.
+void keep_model_files(const config::RunConfig& run, const std::filesystem::path& run_folder,
+                      const std::vector<std::string>& labels, bool resumed);
 
 /// Copies the files that a run keeps into `to`. `checkpoint`: a checkpoint in the run's folder checkpoints.
 void copy_kept_files(const std::filesystem::path& checkpoint, const std::filesystem::path& to);
+
+/// The names of labels that a run has kept; empty if they were numbers.
+std::vector<std::string> kept_labels(const std::filesystem::path& checkpoint);
 
 /// The tokenizer's path in `run`, or the run's own copy where there is no such file any more.
 std::filesystem::path kept_tokenizer(const config::RunConfig& run, const std::filesystem::path& checkpoint);

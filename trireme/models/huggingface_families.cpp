@@ -91,7 +91,7 @@ const HuggingFaceFamily& bert_family() {
                    "cls.predictions.decoder.bias", "transform.dense.weight", "transform.dense.bias",
                    "transform.LayerNorm.weight", "transform.LayerNorm.bias", "transform.LayerNorm.gamma",
                    "transform.LayerNorm.beta", "cls.seq_relationship.weight", "cls.seq_relationship.bias"},
-      .may_be_new = {"classifier."},
+      .may_be_new = {"classifier.", "bert.pooler."},
       .old_endings = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};
   return family;
 }

@@ -9,7 +9,7 @@ const HuggingFaceFamily& gpt2_family();
 /// LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM; names with and without "model.".
 const HuggingFaceFamily& llama_family();
 /// BertForMaskedLM, BertForSequenceClassification, BertModel; names with and without "bert.". Heads that the model
-/// lacks are left out; a missing classifier is random.
+/// lacks are left out; a missing classifier or pooler is random.
 const HuggingFaceFamily& bert_family();
 
 } // namespace trireme::models

@@ -23,11 +23,6 @@ bool is_transposed(const HuggingFaceFamily& family, const std::string& name, int
   return family.transposes_blocks && dims == 2 && name.find(concat('.', family.blocks)) != std::string::npos;
 }
 
-bool is_optional(const HuggingFaceFamily& family, std::string_view name) {
-  return std::any_of(family.optional.begin(), family.optional.end(),
-                     [&](std::string_view ending) { return name.ends_with(ending); });
-}
-
 // Some files leave out the prefix, or have old endings.
 std::string name_in(const HuggingFaceFamily& family, const checkpoint::WeightFiles& files, const std::string& name) {
   if (files.has(name)) {
@@ -145,6 +140,11 @@ void check_names(const HuggingFaceFamily& family, const std::set<std::string>& p
 
 bool has_parameter(const HuggingFaceFamily& family, const std::string& name, const checkpoint::WeightFiles& files) {
   return files.has(name_in(family, files, name));
+}
+
+bool is_optional(const HuggingFaceFamily& family, std::string_view name) {
+  return std::any_of(family.optional.begin(), family.optional.end(),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
 bool may_be_new(const HuggingFaceFamily& family, const std::string& name) {

@@ -42,9 +42,9 @@ struct HuggingFaceFamily {
   };
   std::vector<Row> rows;
   ConfigKey layers;
-  /// Endings of tensors of files that a model may do without: constant masks, and heads of other tasks.
+  /// Endings of tensors of files and checkpoints that a model may do without: constant masks, and heads of other tasks.
   std::vector<std::string_view> optional = {};
-  /// Beginnings of parameters that are random if the files lack them: the head of a new task.
+  /// Beginnings of parameters that are random if files or checkpoints lack them: the head of a new task.
   std::vector<std::string_view> may_be_new = {};
   /// Endings of names, and other endings that old files have for them.
   std::vector<std::pair<std::string_view, std::string_view>> old_endings = {};
@@ -60,6 +60,8 @@ void check_names(const HuggingFaceFamily& family, const std::set<std::string>& p
 
 /// Whether the files have this parameter, under whatever name.
 bool has_parameter(const HuggingFaceFamily& family, const std::string& name, const checkpoint::WeightFiles& files);
+/// Whether a model may do without this tensor of its files.
+bool is_optional(const HuggingFaceFamily& family, std::string_view name);
 /// Whether a model may begin with random values of it.
 bool may_be_new(const HuggingFaceFamily& family, const std::string& name);
 

@@ -24,9 +24,21 @@ ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<Laye
     return;
   }
   if (auto saved = checkpoint_in(init_from)) {
-    check_parameter_names(*saved, parameter_names(shapes));
-    fill_ = [saved = std::make_shared<const checkpoint::Checkpoint>(std::move(*saved))](
-                const std::string& name, const at::Tensor& parameter) { load_parameter(*saved, name, parameter); };
+    std::set<std::string> known = parameter_names(shapes);
+    for (const std::string& name : saved->names("parameter")) {
+      if (is_optional(family, name) || may_be_new(family, name)) {
+        known.insert(name);
+      }
+    }
+    check_parameter_names(*saved, known);
+    fill_ = [&family, saved = std::make_shared<const checkpoint::Checkpoint>(std::move(*saved)),
+             random = std::move(fill_)](const std::string& name, const at::Tensor& parameter) {
+      if (may_be_new(family, name) && !saved->has(name)) {
+        random(name, parameter);
+      } else {
+        load_parameter(*saved, name, parameter);
+      }
+    };
     return;
   }
   const auto files = std::make_shared<const checkpoint::WeightFiles>(plain_weights(init_from));

@@ -6,6 +6,7 @@
 
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace trireme::train {
@@ -54,12 +55,14 @@ Counted count_in_one_piece(engine::Engine& engine, const Task& task, data::DataL
   const engine::EvaluationMode mode(engine.module());
   device::Uploader uploader(engine.device());
   return count_right(loader, batches, [&](data::Batch& batch) {
-    if (batch.samples == 0) {
-      return at::Tensor();
-    }
     batch.inputs = uploader.upload(std::move(batch.inputs));
     batch.targets = uploader.upload(std::move(batch.targets));
-    return task.count_right(batch);
+    // Without samples too, from a row that fills the batch: other ranks may need this rank's shards.
+    const bool has_samples = batch.samples > 0;
+    batch.samples = std::max<int64_t>(batch.samples, 1);
+    const at::Tensor right = task.count_right(batch);
+    batch.samples = has_samples ? batch.samples : 0;
+    return has_samples ? right : at::Tensor();
   });
 }
 

@@ -15,13 +15,13 @@
 
 namespace trireme::train {
 
-/// Tells how to continue the training once its last checkpoint can be saved.
+/// The training is done, but what it leaves behind could not be written.
 class NotSavedError : public Error {
  public:
-  /// `is_worker`: one of several worlds, each of which ends separately.
-  NotSavedError(const std::string& why, const std::string& next, bool is_worker)
-      : Error("train", concat("training is done but the last checkpoint could not be saved: ", why), next),
-        is_worker_(is_worker) {}
+  /// `what`: "the last checkpoint could not be saved". `is_worker`: one of several worlds, each of which ends
+  /// separately.
+  NotSavedError(const std::string& what, const std::string& why, const std::string& next, bool is_worker)
+      : Error("train", concat("training is done but ", what, ": ", why), next), is_worker_(is_worker) {}
   int exit_code() const noexcept override { return is_worker_ ? launch::kNotSaved : 1; }
 
  private:

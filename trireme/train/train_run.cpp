@@ -29,6 +29,7 @@
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/generate/export_model.h>
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/shards/zero/init.h>
 
@@ -134,6 +135,7 @@ class TrainRun {
   void evaluate(monitor::StepMetrics& metrics);
   void measure_memory();
   std::string write_sample();
+  void write_export();
   std::string next_run() const;
   int leave();
   // True if `every` divides one of the steps (before, step].
@@ -232,6 +234,9 @@ Task TrainRun::build_task() {
 // Claims the run folder before reading anything, so that a training still running elsewhere stops saving.
 std::optional<RunStart> TrainRun::begin() const {
   engine::check_together(world_.group(), [&] {
+    if (world_.rank() == 0 && !run_.training.export_to.empty()) {
+      generate::check_export_folder(run_.training.export_to, run_.model.init_from());
+    }
     if (!worker_ && world_.rank() == 0) { // a worker claims it when it becomes the first
       writer_.token()->claim();
     }
@@ -362,6 +367,19 @@ std::string TrainRun::write_sample() {
                    has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
 }
 
+void TrainRun::write_export() {
+  try {
+    writer_.write([&] { export_run(run_, command_.out / "checkpoints", world_); });
+  } catch (const PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    throw NotSavedError("training.export could not be written", error.what(),
+                        concat("All steps are saved. Once that is fixed, write it with: trireme export ",
+                               command_.out.string(), ' ', run_.training.export_to.string()),
+                        worker_.has_value());
+  }
+}
+
 // Retries a failed save.
 std::string TrainRun::next_run() const {
   return last_saved_ < 0 ? "Fix that and run again."
@@ -459,17 +477,20 @@ int TrainRun::train() {
         join_traces(world_, command_.out);
       }
       if (!failed_save_) {
-        writer_.write([&] { export_run(run_, command_.out / "checkpoints", world_); });
+        write_export();
       }
       writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });
       if (failed_save_) {
-        throw NotSavedError(*failed_save_, next_run(), worker_.has_value());
+        throw NotSavedError("the last checkpoint could not be saved", *failed_save_, next_run(), worker_.has_value());
       }
     }
     if (!worker_ || engine_->workers()->finish(!writer_.handed_over())) { // all is saved: joining replicas may end
       return 0;
     }
     share_duties(true); // the writer was lost since the last averaging step; this one has the same model
+    if (resumed_step_ && engine_->global_steps() == *resumed_step_) {
+      continue; // it made no step of its own to report
+    }
     monitor::StepMetrics m = metrics();
     evaluate(m);
     writer_.with_log([&](RunLog& log) { log.step(m); });

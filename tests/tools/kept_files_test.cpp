@@ -1,0 +1,201 @@
+// What a run keeps of the folders it began with, and what an export replaces.
+#include "shell.h"
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+namespace trireme::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class RemovedSourceTest : public RunFolder {
+ protected:
+  void write(const std::string& name, const std::string& model, const std::string& tokenizer,
+             const std::string& more = "") const {
+    write_file_atomically(folder / name, concat(R"({"model": )", model, R"(,
+ "data": {"type": "text", "train": ["text.txt"], "tokenizer": ")",
+                                                tokenizer, R"("},
+ "training": {"steps": 2)",
+                                                more, R"(}, "engine": {"train_batch_size": 2, "gradient_clipping": 1.0,
+   "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}})"));
+  }
+  std::string run(const std::string& words) const {
+    const Finished finished = sh(concat("cd ", folder.string(), " && OMP_NUM_THREADS=1 ", kTrireme, ' ', words));
+    EXPECT_EQ(finished.status, 0) << words << '\n' << finished.output;
+    return finished.output;
+  }
+  // A model with more tokens than the tokenizer, as published ones have: it must not write those.
+  std::string text_of(const std::string& from) const {
+    return run(concat("generate ", from, " --prompt \"the \" --tokens 20 --json"));
+  }
+};
+
+// A run keeps what it needs of the folder that it began with, and of a tokenizer under any name.
+TEST_F(RemovedSourceTest, TheRunGeneratesAndExports) {
+  const std::string letters = "abcdefghijklmnopqrstuvwxyz .";
+  nlohmann::ordered_json vocabulary;
+  for (size_t i = 0; i < letters.size(); ++i) {
+    vocabulary[letters.substr(i, 1)] = i;
+  }
+  const nlohmann::ordered_json letters_alone = {
+      {"added_tokens", nlohmann::ordered_json::array()},
+      {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::ordered_json::array()}}}};
+  write_file_atomically(folder / "letters.json", letters_alone.dump());
+  std::string text;
+  for (int i = 0; i < 40; ++i) {
+    text += "the quick brown fox jumps over the lazy dog. ";
+  }
+  write_file_atomically(folder / "text.txt", text);
+
+  write("first.json",
+        R"({"type": "llama", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "intermediate": 24,
+            "sequence_length": 8, "vocab_size": 40})",
+        "letters.json", R"(, "export": "source")");
+  run("train first.json --out first");
+  write("second.json", R"({"from": "source", "sequence_length": 8})", "source");
+  run("train second.json --out second");
+
+  const std::string by_first = text_of("first"), by_second = text_of("second");
+  run("export second before");
+  fs::remove(folder / "letters.json");
+  fs::remove_all(folder / "source");
+  fs::rename(folder / "text.txt", folder / "elsewhere.txt");
+  EXPECT_EQ(text_of("first"), by_first);
+  EXPECT_EQ(text_of("second"), by_second);
+  run("export second after");
+  for (const char* file : {"config.json", "model.safetensors", "tokenizer.json"}) {
+    EXPECT_TRUE(read_file(folder / "before" / file) == read_file(folder / "after" / file)) << file;
+  }
+  EXPECT_EQ(read_file(folder / "after/tokenizer.json"), letters_alone.dump());
+  // The resolved run file continues it.
+  fs::rename(folder / "elsewhere.txt", folder / "text.txt");
+  EXPECT_THAT(run("train second/run.json --out second --resume --set training.steps=3 --set model.init_from=null "
+                  "--set data.tokenizer=second/model"),
+              HasSubstr("step 3/3"));
+}
+
+TEST_F(RemovedSourceTest, APairOfTokenizerFilesIsKept) {
+  const std::string letters = "abcdefghijklmnopqrstuvwxyz.";
+  nlohmann::ordered_json vocabulary{{"\u0120", 0}}; // a space
+  for (size_t i = 0; i < letters.size(); ++i) {
+    vocabulary[letters.substr(i, 1)] = i + 1;
+  }
+  write_file_atomically(folder / "v.json", vocabulary.dump());
+  write_file_atomically(folder / "m.txt", "#version: 0.2\n");
+  write_file_atomically(folder / "text.txt", std::string(200, 'a') + " quick brown fox.");
+  write("pair.json", R"({"type": "gpt", "layers": 1, "hidden": 16, "heads": 2, "sequence_length": 8})", "v.json,m.txt");
+  run("train pair.json --out pair");
+  const std::string before = text_of("pair");
+  fs::remove(folder / "v.json");
+  EXPECT_EQ(text_of("pair"), before);
+}
+
+class ExportFolderTest : public RemovedSourceTest {
+ protected:
+  ExportFolderTest() {
+    write_file_atomically(folder / "text.txt", std::string(300, 'a') + std::string(300, 'b'));
+    write("llama.json", R"({"type": "llama", "layers": 1, "hidden": 16, "heads": 2, "intermediate": 24,
+                            "sequence_length": 8})",
+          "bytes", R"(, "checkpoint_every": 1)");
+    write("gpt.json", R"({"type": "gpt", "layers": 1, "hidden": 16, "heads": 2, "sequence_length": 8})", "bytes");
+  }
+  Finished train(const std::string& words) const {
+    return sh(concat("cd ", folder.string(), " && OMP_NUM_THREADS=1 ", kTrireme, " train ", words));
+  }
+};
+
+// Before anything is trained.
+TEST_F(ExportFolderTest, WhatIsNoExportIsNotReplaced) {
+  write_file_atomically(folder / "file", "mine");
+  fs::create_directories(folder / "other");
+  write_file_atomically(folder / "other/config.json", R"({"model_type": "bert"})");
+  fs::create_symlink("nowhere/x", folder / "link");
+  run("train llama.json --out source --set training.export=exported");
+  const std::string weights = read_file(folder / "exported/model.safetensors");
+  for (const auto& [target, what] : {std::pair("file", "is a file"),
+                                     {"other", "is not empty, and no earlier export"},
+                                     {"link", "is a link to nothing"},
+                                     {"exported", "is the folder that the model began with"}}) {
+    const Finished refused = train(concat("llama.json --out refused --set model.init_from=exported --set training.export=", target));
+    EXPECT_EQ(refused.status, 2) << refused.output;
+    EXPECT_THAT(refused.output, HasSubstr(what));
+    EXPECT_FALSE(fs::exists(folder / "refused/metrics.jsonl")) << target;
+  }
+  EXPECT_EQ(read_file(folder / "file"), "mine");
+  EXPECT_EQ(read_file(folder / "other/config.json"), R"({"model_type": "bert"})");
+  EXPECT_TRUE(read_file(folder / "exported/model.safetensors") == weights);
+}
+
+// With all that was in it: neither its values' type nor its other files say anything about this model.
+TEST_F(ExportFolderTest, AnEarlierExportIsReplaced) {
+  run("train llama.json --out llama");
+  run("train gpt.json --out gpt");
+  run("export llama target --dtype bf16");
+  write_file_atomically(folder / "target/tokenizer.json", "{}");
+  fs::create_directory_symlink("target", folder / "link");
+  run("export gpt link");
+  const auto config = nlohmann::json::parse(read_file(folder / "target/config.json"));
+  EXPECT_EQ(config.at("model_type"), "gpt2");
+  EXPECT_EQ(config.at("torch_dtype"), "float32");
+  EXPECT_FALSE(config.contains("rope_theta"));
+  EXPECT_FALSE(fs::exists(folder / "target/tokenizer.json"));
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  for (const auto& item : fs::directory_iterator(folder)) {
+    EXPECT_EQ(item.path().filename().string().find(".tmp"), std::string::npos) << item.path();
+  }
+}
+
+TEST_F(ExportFolderTest, ANewRunForgetsWhatAnEarlierOneKept) {
+  run("train llama.json --out source --set training.export=exported");
+  write("tuned.json", R"({"from": "exported"})", "bytes");
+  run("train tuned.json --out tuned");
+  EXPECT_TRUE(fs::exists(folder / "tuned/model/config.json"));
+  fs::remove_all(folder / "tuned/checkpoints");
+  run("train gpt.json --out tuned");
+  EXPECT_FALSE(fs::exists(folder / "tuned/model/config.json"));
+}
+
+TEST_F(ExportFolderTest, AResumedRunRefusesAnotherTokenizerOrConfig) {
+  run("train llama.json --out source --set training.export=exported");
+  write("tuned.json", R"({"from": "exported"})", "bytes", R"(, "checkpoint_every": 1)");
+  run("train tuned.json --out tuned");
+  const std::string kept = read_file(folder / "tuned/model/config.json");
+  fs::permissions(folder / "exported/config.json", fs::perms::owner_read);
+  run("train tuned.json --out tuned --resume --set training.steps=3");
+  auto config = nlohmann::ordered_json::parse(read_file(folder / "exported/config.json"));
+  config["rope_theta"] = 100.0;
+  write_file_atomically(folder / "exported/config.json", config.dump());
+  const Finished refused = train("tuned.json --out tuned --resume --set training.steps=4");
+  EXPECT_EQ(refused.status, 2) << refused.output;
+  EXPECT_THAT(refused.output, AllOf(HasSubstr("exported/config.json has changed since this run began"),
+                                    HasSubstr("tuned/model/config.json")));
+  EXPECT_EQ(read_file(folder / "tuned/model/config.json"), kept);
+}
+
+// Names are numbered in their order: one more name would give the others new numbers.
+TEST_F(ExportFolderTest, NamesOfLabelsStayAsTheyAre) {
+  std::string lines;
+  for (int i = 0; i < 8; ++i) {
+    lines += concat(R"({"text": "aab)", i, R"(", "label": ")", i % 2 == 0 ? "bad" : "good", "\"}\n");
+  }
+  write_file_atomically(folder / "lines.jsonl", lines);
+  write_file_atomically(folder / "class.json", R"({
+ "model": {"type": "bert", "layers": 1, "hidden": 16, "heads": 2, "sequence_length": 8, "head": "classes", "classes": 3},
+ "data": {"type": "labelled_text", "train": "lines.jsonl"},
+ "training": {"steps": 2}, "engine": {"train_batch_size": 4, "optimizer": {"type": "AdamW"}}})");
+  run("train class.json --out class");
+  run("export class exported");
+  const auto config = nlohmann::json::parse(read_file(folder / "exported/config.json"));
+  EXPECT_EQ(config.at("id2label"), nlohmann::json({{"0", "bad"}, {"1", "good"}, {"2", "LABEL_2"}}));
+  EXPECT_EQ(config.at("label2id").at("good"), 1);
+  write_file_atomically(folder / "lines.jsonl", concat(R"({"text": "x", "label": "average"})", lines.substr(lines.find('\n'))));
+  const Finished refused = train("class.json --out class --resume --set training.steps=3");
+  EXPECT_EQ(refused.status, 2) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("the labels are others than those this run began with"));
+}
+
+} // namespace
+} // namespace trireme::tools
