@@ -49,8 +49,11 @@ at::ScalarType type_in(const ordered_json& config) {
 
 bool is_export(const fs::path& folder) {
   std::error_code ignored;
-  return fs::is_regular_file(folder / "config.json", ignored) &&
-         JsonNode::parse_file(folder / "config.json").find(config::kExportKey) != nullptr;
+  if (!fs::is_regular_file(folder / "config.json", ignored)) {
+    return false;
+  }
+  const JsonNode root = JsonNode::parse_file(folder / "config.json");
+  return root.is_object() && root.find(config::kExportKey) != nullptr;
 }
 
 // A link's own folder: what replaces it is there, not in the place of the link.
