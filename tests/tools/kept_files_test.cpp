@@ -119,7 +119,8 @@ TEST_F(ExportFolderTest, WhatIsNoExportIsNotReplaced) {
                                      {"other", "is not empty, and no earlier export"},
                                      {"link", "is a link to nothing"},
                                      {"exported", "is the folder that the model began with"}}) {
-    const Finished refused = train(concat("llama.json --out refused --set model.init_from=exported --set training.export=", target));
+    const Finished refused =
+        train(concat("llama.json --out refused --set model.init_from=exported --set training.export=", target));
     EXPECT_EQ(refused.status, 2) << refused.output;
     EXPECT_THAT(refused.output, HasSubstr(what));
     EXPECT_FALSE(fs::exists(folder / "refused/metrics.jsonl")) << target;
@@ -191,7 +192,8 @@ TEST_F(ExportFolderTest, NamesOfLabelsStayAsTheyAre) {
   const auto config = nlohmann::json::parse(read_file(folder / "exported/config.json"));
   EXPECT_EQ(config.at("id2label"), nlohmann::json({{"0", "bad"}, {"1", "good"}, {"2", "LABEL_2"}}));
   EXPECT_EQ(config.at("label2id").at("good"), 1);
-  write_file_atomically(folder / "lines.jsonl", concat(R"({"text": "x", "label": "average"})", lines.substr(lines.find('\n'))));
+  write_file_atomically(folder / "lines.jsonl",
+                        concat(R"({"text": "x", "label": "average"})", lines.substr(lines.find('\n'))));
   const Finished refused = train("class.json --out class --resume --set training.steps=3");
   EXPECT_EQ(refused.status, 2) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("the labels are others than those this run began with"));

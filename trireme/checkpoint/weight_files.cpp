@@ -29,7 +29,10 @@ fs::path choose(const fs::path& path) {
     }
   }
   if (files.empty()) {
-    throw InputError("safetensors", concat(path.string(), " has no .safetensors file"),
+    throw InputError("safetensors",
+                     concat(path.string(),
+                            " has neither model.safetensors nor model.safetensors.index.json, nor any "
+                            "other .safetensors file"),
                      "Convert a pytorch_model.bin with transformers: save_pretrained(FOLDER).");
   }
   if (files.size() != 1) {

@@ -1,3 +1,4 @@
+#include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/config/compatibility.h>
 #include <trireme/config/run_file.h>
@@ -316,10 +317,7 @@ const std::vector<Incompatible>& incompatible_features() {
        {kClassesBert},
        "this head needs all tokens of a sample on each rank",
        "Use one context rank and no sequence_parallel."},
-      {{kRing},
-       {kWindow},
-       "keys and values of all ranks pass every rank, whatever the window",
-       "Set parallel.context_kind to \"ulysses\", use one context rank, or samples no longer than the window."},
+      {{kRing}, {kWindow}, "ring attention knows no window", "Set parallel.context_kind to \"ulysses\"."},
       {{kTensorParallel},
        {kLanguage, kBert},
        "it splits a C++ program's own model; a run file's gpt, llama or bert splits its layers itself",

@@ -146,10 +146,16 @@ void read_window(Reader& config, const std::string& type, LlamaOptions& out) {
     out.window = 0;
   } else {
     out.window = config.size("sliding_window");
-    out.first_window_layer = type == "mistral" ? 0 : std::min(out.layers, config.size("max_window_layers", 28, 0));
+    out.first_window_layer = type == "mistral" ? 0 : config.size("max_window_layers", 28, 0);
+    if (out.first_window_layer >= out.layers) { // no layer has it
+      out.window = out.first_window_layer = 0;
+    }
   }
   if (types == nullptr) {
     return;
+  }
+  if (std::ssize(types->elements()) != out.layers) {
+    types->fail(concat("there are ", types->elements().size(), " of ", out.layers, " layers"));
   }
   int64_t first = 0;
   bool slides = false;

@@ -1,5 +1,7 @@
 #include <trireme/train/sample.h>
 
+#include <trireme/train/run_writer.h>
+
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/engine/same_options.h>
@@ -29,15 +31,25 @@ std::string sample_of(const config::RunConfig& run, Task& task, const data::Toke
   return tokenizer.decode(generate::sample(task.language, tokenizer.encode(wanted.prompt), options));
 }
 
-void export_run(const config::RunConfig& run, const std::filesystem::path& checkpoints, comm::World& world) {
+void export_run(const config::RunConfig& run, const std::filesystem::path& run_folder, comm::World& world,
+                bool is_worker) {
   const std::filesystem::path& folder = run.training.export_to;
   if (folder.empty()) {
     return;
   }
-  engine::call_on_first(world.group(), [&] {
-    generate::export_model(checkpoints, folder);
-    log::info("Hugging Face folder: ", folder.string());
-  });
+  try {
+    engine::call_on_first(world.group(), [&] {
+      generate::export_model(run_folder / "checkpoints", folder);
+      log::info("Hugging Face folder: ", folder.string());
+    });
+  } catch (const PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    throw NotSavedError("training.export could not be written", error.what(),
+                        concat("All steps are saved. Once that is fixed, write it with: trireme export ",
+                               run_folder.string(), ' ', folder.string()),
+                        is_worker);
+  }
 }
 
 } // namespace trireme::train

@@ -18,8 +18,9 @@ namespace trireme::train {
 std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer,
                       const std::optional<std::filesystem::path>& checkpoints);
 
-/// Writes training.export, if the run has one, from the newest checkpoint in `checkpoints`: no rank has the whole
-/// model. Collective. Errors: InputError or Error on every rank, as generate::export_model().
-void export_run(const config::RunConfig& run, const std::filesystem::path& checkpoints, comm::World& world);
+/// Writes training.export, if the run has one, from the newest checkpoint of the run folder: no rank has the whole
+/// model. Collective. Errors: NotSavedError on every rank, where generate::export_model() fails.
+void export_run(const config::RunConfig& run, const std::filesystem::path& run_folder, comm::World& world,
+                bool is_worker);
 
 } // namespace trireme::train

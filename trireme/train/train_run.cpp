@@ -135,7 +135,6 @@ class TrainRun {
   void evaluate(monitor::StepMetrics& metrics);
   void measure_memory();
   std::string write_sample();
-  void write_export();
   std::string next_run() const;
   int leave();
   // True if `every` divides one of the steps (before, step].
@@ -367,19 +366,6 @@ std::string TrainRun::write_sample() {
                    has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
 }
 
-void TrainRun::write_export() {
-  try {
-    writer_.write([&] { export_run(run_, command_.out / "checkpoints", world_); });
-  } catch (const PeerError&) {
-    throw;
-  } catch (const Error& error) {
-    throw NotSavedError("training.export could not be written", error.what(),
-                        concat("All steps are saved. Once that is fixed, write it with: trireme export ",
-                               command_.out.string(), ' ', run_.training.export_to.string()),
-                        worker_.has_value());
-  }
-}
-
 // Retries a failed save.
 std::string TrainRun::next_run() const {
   return last_saved_ < 0 ? "Fix that and run again."
@@ -477,7 +463,7 @@ int TrainRun::train() {
         join_traces(world_, command_.out);
       }
       if (!failed_save_) {
-        write_export();
+        writer_.write([&] { export_run(run_, command_.out, world_, worker_.has_value()); });
       }
       writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });
       if (failed_save_) {
