@@ -37,7 +37,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return config::read_huggingface_model(folder.path());
   };
   allow_input_error([&] {
-    const nlohmann::ordered_json once = written(read(text_of(data, size)));
+    const config::HuggingFaceModel model = read(text_of(data, size));
+    if (model.llama.layers > 1000) {
+      return; // each layer is written
+    }
+    const nlohmann::ordered_json once = written(model);
     require_no_error("what is written can be read",
                      [&] { require(written(read(once.dump())) == once, "and is the same model"); });
   });
