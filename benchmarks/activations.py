@@ -9,6 +9,7 @@ from pathlib import Path
 from engines import run_engine
 from processes import Failed
 from tables import Results, check, median_of, number, print_checks, print_table
+from turns import rotated
 from workloads import make_spec
 
 UNIFORM = ("keep", "recompute", "nvme", "recompute_nvme")
@@ -61,8 +62,7 @@ def measure(installed, size, args, record, folder, nvme):
     every = {**uniform, **automatic}
     for n in range(1, args.rounds):
         names = list(every)
-        shift = n % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in rotated(names, n):
             run(name, n, every[name])
     return results, list(zip(automatic, budgets))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from engines import has_row
 from processes import Failed, rank_environments, run_together
 from tables import Results, check, median_of, number, print_checks, print_table
+from turns import rotated
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 600
@@ -52,8 +53,7 @@ def run_library(installed, name, program, ranks, args):
 def measure(installed, names, program, ranks, args, record):
     results = {size: Results() for size in args.bytes}
     for n in range(args.rounds):
-        shift = n % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in rotated(names, n):
             try:
                 rows, done = run_library(installed, name, program, ranks, args)
                 if not rows:

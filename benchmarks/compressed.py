@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engines import TIMEOUT_S
 from tables import Results, check, median_of, number, print_checks, print_table
+from turns import rotated
 from two_hosts import TwoHosts
 
 MODEL = {"type": "gpt", "layers": 6, "hidden": 384, "heads": 6, "sequence_length": 64, "vocab_size": 256}
@@ -69,8 +70,7 @@ def compressed(installed, args, record):
         for rate in args.rates:
             hosts.limit(rate)
             for n in range(args.rounds):
-                shift = n % len(names)
-                for name in names[shift:] + names[:shift]:
+                for name in rotated(names, n):
                     try:
                         row = run_once(trireme, folder, hosts, name)
                         said = f"{row['step_ms']:.0f} ms a step, {row['comm_bytes']:.0f} bytes"

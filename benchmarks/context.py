@@ -14,6 +14,7 @@ sys.dont_write_bytecode = True
 from engines import ROOT, Installed, has_row  # noqa: E402
 from processes import Failed, rank_environments, run_together  # noqa: E402
 from tables import Results, check, median_of, number, print_checks, print_table  # noqa: E402
+from turns import rotated  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 600
@@ -45,8 +46,7 @@ def measure(program, python, ranks, causal, args, record):
     results = {length: Results() for length in args.lengths}
     names = list(ENGINES)
     for n in range(args.rounds):
-        shift = n % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in rotated(names, n):
             try:
                 rows = run(program, python, name, ranks, causal, args)
                 said = "  ".join(f"{row['ms']:.1f}" for row in rows) + " ms"

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+from turns import rotated
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LEARNING_RATE, WEIGHT_DECAY, CLIP = 2e-5, 0.01, 1.0
 # Heads are split among tensor ranks: their number must divide those of keys.
@@ -117,8 +119,7 @@ def speed(spec, args):
         engines = args.engines.split(",")
         found = {engine: [] for engine in engines}
         for turn in range(args.rounds):
-            shift = turn % len(engines)
-            for engine in engines[shift:] + engines[:shift]:
+            for engine in rotated(engines, turn):
                 found[engine].append(run(dict(spec, dtype=dtype, engine=engine), args.trireme))
         print(f"\n{dtype}, {spec['batch']} x {spec['length']} tokens a step, medians of {args.rounds} runs of {spec['steps']} steps, the first {args.warmup} left out")
         print(f"{'engine':<10} {'step ms':>9} {'over runs':>17} {'tokens/s':>9} {'peak MB':>8} {'trireme is faster':>18}")

@@ -11,6 +11,7 @@ from chart import write_page
 from engines import ROOT, TIMEOUT_S
 from processes import Failed, run_together
 from tables import Results, number, print_table
+from turns import rotated
 
 WARMUP = 5  # steps left out of the medians
 
@@ -58,8 +59,7 @@ def mp_vs_pp(installed, args, record):
     folder = Path(tempfile.mkdtemp(prefix="trireme-benchmark-"))
     try:
         for n in range(args.rounds):
-            shift = n % len(rows)
-            for label, count, schedule, micro in rows[shift:] + rows[:shift]:
+            for label, count, schedule, micro in rotated(rows, n):
                 try:
                     row = run_one(installed, args, count, schedule, micro, folder)
                     record(dict(row, benchmark="mp-vs-pp", engine=label, round=n + 1))

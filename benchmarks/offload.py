@@ -12,6 +12,7 @@ from offload_memory import memory
 from processes import Failed, run_together
 from rounds import run_in_turns
 from tables import Results, check, median_of, number, print_checks, print_table
+from turns import rotated
 from train import print_engines, step_ratio
 from workloads import AIO, make_spec
 
@@ -79,8 +80,7 @@ def missing_of(installed, name):
 def measure(installed, names, file, size, block, depth, args, record):
     results = Results()
     for n in range(args.rounds):
-        shift = n % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in rotated(names, n):
             try:
                 row, done = run_transfers(installed, name, file, size, block, depth)
                 row = dict(row, benchmark="offload", part="transfers", impl=name, block_size=block, queue_depth=depth, bytes=size, round=n + 1, other_cpu_pct=round(done.other_cpu_pct, 1))

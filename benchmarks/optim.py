@@ -8,6 +8,7 @@ from pathlib import Path
 from engines import TIMEOUT_S, has_row, row_of
 from processes import Failed, run_together
 from tables import Results, check, median_of, number, print_checks, print_table
+from turns import rotated
 
 FP32_BYTES = 28  # parameter, gradient and both moments are read, all but the gradient written
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}  # torch's allocator asks for huge pages, as `trireme bench optim` does
@@ -52,8 +53,7 @@ def measure(installed, names, params, threads, args, record):
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     results = Results()
     for n in range(args.rounds):
-        shift = n % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in rotated(names, n):
             try:
                 if name == "trireme":
                     rows, done = run_trireme(installed, params, threads, args.repeats, environment)

@@ -8,6 +8,7 @@ from pathlib import Path
 from engines import run_engine
 from processes import Failed
 from tables import Results
+from turns import rotated
 
 
 def run_in_turns(installed, names, rounds, record, labels, make_spec, prepare=None, digits=2, add=lambda row, name, spec: None):
@@ -23,8 +24,7 @@ def run_in_turns(installed, names, rounds, record, labels, make_spec, prepare=No
             except Failed:
                 pass  # the measured runs will say it
         for n in range(rounds):
-            shift = n % max(1, len(names))
-            for name in names[shift:] + names[:shift]:
+            for name in rotated(names, n):
                 spec = make_spec(name)
                 try:
                     row = run_engine(installed, name, spec, folder)

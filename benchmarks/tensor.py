@@ -16,6 +16,7 @@ sys.dont_write_bytecode = True
 from engines import ROOT, Installed, has_row, row_of, run_trireme  # noqa: E402
 from processes import Failed, rank_environments, run_together  # noqa: E402
 from tables import Results, check, median_of, number, print_checks, print_table  # noqa: E402
+from turns import rotated  # noqa: E402
 from workloads import SIZES, make_spec, write_tokens  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -52,8 +53,7 @@ def run(installed, name, size, ranks, threads, steps):
 def measure(installed, size, ranks, args, record):
     results, names = Results(), list(ENGINES)
     for n in range(args.rounds):
-        shift = n % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in rotated(names, n):
             try:
                 row = run(installed, name, size, ranks, args.total_threads, args.steps)
                 said = f"{row['step_ms']:.1f} ms"

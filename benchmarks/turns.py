@@ -9,6 +9,12 @@ from pathlib import Path
 POLL_S = 0.01
 
 
+def rotated(items, n):
+    """The list beginning with its n-th item, from the first again after the last: each comes first in some round."""
+    first = n % max(1, len(items))
+    return items[first:] + items[:first]
+
+
 def parents():
     """Of every process that lives: {process: its parent}."""
     found = {}
