@@ -159,6 +159,17 @@ TEST_F(ExportFolderTest, ANewRunForgetsWhatAnEarlierOneKept) {
   EXPECT_FALSE(fs::exists(folder / "tuned/model/config.json"));
 }
 
+// A run that was killed before its first checkpoint, whose source has gone, is told to use its own copy.
+TEST_F(ExportFolderTest, ANewRunMayReadWhatAnEarlierOneKept) {
+  write_file_atomically(folder / "v.json", R"({"a": 0, "b": 1})");
+  write_file_atomically(folder / "m.txt", "#version: 0.2\n");
+  write("pair.json", R"({"type": "gpt", "layers": 1, "hidden": 16, "heads": 2, "sequence_length": 8})", "v.json,m.txt");
+  run("train pair.json --out pair");
+  fs::remove_all(folder / "pair/checkpoints");
+  run("train pair.json --out pair --resume --set data.tokenizer=pair/model");
+  EXPECT_EQ(read_file(folder / "pair/model/vocab.json"), R"({"a": 0, "b": 1})");
+}
+
 TEST_F(ExportFolderTest, AResumedRunRefusesAnotherTokenizerOrConfig) {
   run("train llama.json --out source --set training.export=exported");
   write("tuned.json", R"({"from": "exported"})", "bytes", R"(, "checkpoint_every": 1)");

@@ -4,13 +4,12 @@
 #include <trireme/base/file.h>
 #include <trireme/base/json.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/tokenizer/read_tokenizer.h>
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -52,33 +51,23 @@ void copy_files(const fs::path& from, const std::array<const char*, kFiles>& nam
   }
 }
 
-// What decides what the weights mean must be what the run began with.
-void check_unchanged(const fs::path& from, const fs::path& kept) {
+// Whether the run has a copy, of what decides what its weights mean. Errors: InputError for another content.
+bool is_kept_unchanged(const fs::path& from, const fs::path& kept) {
   std::error_code ignored;
-  if (fs::is_regular_file(from, ignored) && fs::is_regular_file(kept, ignored) &&
-      !fs::equivalent(from, kept, ignored) && read_file(from) != read_file(kept)) {
+  if (!fs::is_regular_file(kept, ignored)) {
+    return false;
+  }
+  if (!fs::equivalent(from, kept, ignored) && read_file(from) != read_file(kept)) {
     throw InputError("train", concat(from.string(), " has changed since this run began with ", kept.string()),
                      concat("Put the old file back, or remove ", kept.string(), " to go on with the new one."));
   }
+  return true;
 }
 
 // A folder, whether the path is one or a file in one.
 fs::path folder_of(const fs::path& path) {
   std::error_code ignored;
   return fs::is_directory(path, ignored) ? path : path.parent_path();
-}
-
-// GPT-2's "VOCAB.json,MERGES.txt", if both are there.
-std::optional<std::pair<fs::path, fs::path>> pair_of(const std::string& tokenizer) {
-  const size_t comma = tokenizer.find(".json,");
-  if (comma == std::string::npos) {
-    return std::nullopt;
-  }
-  const size_t end = comma + std::strlen(".json");
-  const std::pair<fs::path, fs::path> pair(tokenizer.substr(0, end), tokenizer.substr(end + 1));
-  std::error_code ignored;
-  const bool is_there = fs::is_regular_file(pair.first, ignored) && fs::is_regular_file(pair.second, ignored);
-  return is_there ? std::optional(pair) : std::nullopt;
 }
 
 fs::path kept_in(const fs::path& checkpoint) {
@@ -112,7 +101,7 @@ std::vector<Kept> files_of(const config::RunConfig& run) {
   }
   const fs::path tokenizer = run.data.tokenizer;
   const bool has_own_name = std::ranges::find(kTokenizer, tokenizer.filename()) == kTokenizer.end();
-  if (const auto pair = pair_of(run.data.tokenizer)) {
+  if (const auto pair = tokenizer::vocab_and_merges_in(run.data.tokenizer)) {
     files.push_back({pair->first, "vocab.json", true});
     files.push_back({pair->second, "merges.txt", true});
   } else if (has_own_name && fs::is_regular_file(tokenizer, ignored)) {
@@ -123,21 +112,27 @@ std::vector<Kept> files_of(const config::RunConfig& run) {
   return files;
 }
 
+// Of an earlier run in the same folder. What this run is told to read from there stays.
+void forget_all_but(const std::vector<Kept>& files, const fs::path& folder) {
+  std::error_code ignored;
+  for (const auto& item : fs::directory_iterator(folder, ignored)) {
+    if (std::ranges::none_of(files, [&](const Kept& file) { return fs::equivalent(file.from, item, ignored); })) {
+      fs::remove_all(item, ignored);
+    }
+  }
+}
+
 } // namespace
 
 void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, const std::vector<std::string>& labels,
                       bool resumed) {
   const fs::path to = run_folder / kKept;
   std::error_code ignored;
+  std::vector<Kept> files = files_of(run);
   if (!resumed) {
-    fs::remove_all(to, ignored);
+    forget_all_but(files, to);
   }
-  const std::vector<Kept> files = files_of(run);
-  for (const Kept& file : files) {
-    if (file.decides) {
-      check_unchanged(file.from, to / file.name);
-    }
-  }
+  std::erase_if(files, [&](const Kept& file) { return file.decides && is_kept_unchanged(file.from, to / file.name); });
   for (const Kept& file : files) {
     if (!fs::equivalent(file.from, to / file.name, ignored)) {
       put_copy(file.from, to / file.name);
@@ -178,7 +173,8 @@ void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
 fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint) {
   const fs::path& tokenizer = run.data.tokenizer;
   std::error_code ignored;
-  if (!tokenizer.has_parent_path() || fs::exists(tokenizer, ignored) || pair_of(run.data.tokenizer)) {
+  if (!tokenizer.has_parent_path() || fs::exists(tokenizer, ignored) ||
+      tokenizer::vocab_and_merges_in(run.data.tokenizer)) {
     return tokenizer;
   }
   const fs::path kept = kept_in(checkpoint);

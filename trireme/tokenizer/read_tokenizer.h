@@ -4,6 +4,9 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
 namespace trireme::tokenizer {
 
@@ -17,5 +20,8 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& file
 /// with file and line.
 std::unique_ptr<Tokenizer> read_vocab_and_merges(const std::filesystem::path& vocab,
                                                  const std::filesystem::path& merges);
+
+/// The two files of "VOCAB,MERGES", if both are there.
+std::optional<std::pair<std::filesystem::path, std::filesystem::path>> vocab_and_merges_in(const std::string& spec);
 
 } // namespace trireme::tokenizer

@@ -79,6 +79,14 @@ std::string ByteTokenizer::decode(std::span<const int32_t> ids, bool) const {
   return text;
 }
 
+std::optional<std::pair<fs::path, fs::path>> vocab_and_merges_in(const std::string& spec) {
+  const size_t comma = spec.find(',');
+  if (comma == std::string::npos || !is_file(spec.substr(0, comma)) || !is_file(spec.substr(comma + 1))) {
+    return std::nullopt;
+  }
+  return std::pair<fs::path, fs::path>(spec.substr(0, comma), spec.substr(comma + 1));
+}
+
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
   if (spec == "bytes") {
     return std::make_unique<ByteTokenizer>();
@@ -90,9 +98,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
   if (is_file(spec)) {
     return from_file(spec);
   }
-  const size_t comma = spec.find(',');
-  if (comma != std::string::npos && is_file(spec.substr(0, comma)) && is_file(spec.substr(comma + 1))) {
-    return read_vocab_and_merges(spec.substr(0, comma), spec.substr(comma + 1));
+  if (const auto pair = vocab_and_merges_in(spec)) {
+    return read_vocab_and_merges(pair->first, pair->second);
   }
   throw InputError(
       "tokenizer",

@@ -61,7 +61,6 @@ Counted count_in_one_piece(engine::Engine& engine, const Task& task, data::DataL
     const bool has_samples = batch.samples > 0;
     batch.samples = std::max<int64_t>(batch.samples, 1);
     const at::Tensor right = task.count_right(batch);
-    batch.samples = has_samples ? batch.samples : 0;
     return has_samples ? right : at::Tensor();
   });
 }
