@@ -112,6 +112,8 @@ TEST_F(HuggingFaceModelTest, FamiliesDifferInBiasesNormsAndWindows) {
   config.update({{"model_type", "mistral"}, {"sliding_window", 4096}});
   EXPECT_EQ(read(config).llama.window, 4096);
   EXPECT_EQ(read(config).llama.first_window_layer, 0);
+  config["sliding_window"] = nullptr;
+  EXPECT_EQ(read(config).llama.window, 0);
 
   config = llama_config();
   config.update({{"model_type", "qwen3"}, {"head_dim", 128}});
@@ -123,6 +125,27 @@ TEST_F(HuggingFaceModelTest, FamiliesDifferInBiasesNormsAndWindows) {
   config.update({{"attention_bias", true}, {"mlp_bias", true}});
   llama = read(config).llama;
   EXPECT_TRUE(llama.attention_bias && llama.attention_output_bias && llama.mlp_bias);
+}
+
+// As transformers 5.24 has them: MistralConfig().sliding_window is 4096.
+TEST_F(HuggingFaceModelTest, MissingKeysHaveTheDefaultsOfTheirClass) {
+  ordered_json config = llama_config();
+  for (const char* key : {"num_key_value_heads", "max_position_embeddings", "sliding_window"}) {
+    config.erase(key);
+  }
+  config.update({{"num_attention_heads", 32}, {"hidden_size", 64 * 32}, {"head_dim", 64}});
+  struct Row {
+    const char* type;
+    int64_t kv_heads, max_positions, window;
+  };
+  for (const Row& row :
+       {Row{"llama", 32, 2048, 0}, {"mistral", 8, 131072, 4096}, {"qwen2", 32, 32768, 0}, {"qwen3", 32, 32768, 0}}) {
+    config["model_type"] = row.type;
+    const models::LlamaOptions llama = read(config).llama;
+    EXPECT_EQ(llama.kv_heads, row.kv_heads) << row.type;
+    EXPECT_EQ(llama.max_positions, row.max_positions) << row.type;
+    EXPECT_EQ(llama.window, row.window) << row.type;
+  }
 }
 
 TEST_F(HuggingFaceModelTest, TextNeedsTheTokenizerOfTheWeights) {

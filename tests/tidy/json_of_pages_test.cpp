@@ -1,7 +1,7 @@
 // The JSON of the pages is configuration that the reader takes: whole run files, and parts of one.
 #include <tests/support/folders.h>
+#include <tests/support/page_blocks.h>
 #include <trireme/base/error.h>
-#include <trireme/base/file.h>
 #include <trireme/base/text.h>
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/config/key_table.h>
@@ -21,45 +21,22 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::PageBlock;
 
 const fs::path kTop = test::source_dir();
 
-struct Block {
-  std::string where; // "docs/zero.md:6"
-  std::string language;
-  std::string text;
-};
-
-std::vector<Block> blocks_of(const fs::path& page) {
-  std::vector<Block> out;
-  bool inside = false;
-  int number = 0;
-  for (const std::string& line : split(read_file(page), '\n')) {
-    ++number;
-    if (line.starts_with("```")) {
-      inside = !inside;
-      if (inside) {
-        out.push_back({concat(fs::relative(page, kTop).string(), ':', number), line.substr(3), ""});
-      }
-    } else if (inside) {
-      out.back().text += line + "\n";
-    }
-  }
-  return out;
-}
-
-std::vector<Block> all_blocks() {
-  std::vector<fs::path> pages = {kTop / "README.md"};
+std::vector<PageBlock> all_blocks() {
+  std::vector<fs::path> pages = {"README.md"};
   for (const char* folder : {"docs", "examples"}) {
     for (const auto& entry : fs::recursive_directory_iterator(kTop / folder)) {
       if (entry.path().extension() == ".md") {
-        pages.push_back(entry.path());
+        pages.push_back(fs::relative(entry.path(), kTop));
       }
     }
   }
-  std::vector<Block> out;
+  std::vector<PageBlock> out;
   for (const fs::path& page : pages) {
-    for (Block& block : blocks_of(page)) {
+    for (PageBlock& block : test::blocks_of(page)) {
       out.push_back(std::move(block));
     }
   }
@@ -135,7 +112,7 @@ void read(const json& part, const std::string& where) {
 
 TEST(JsonOfPagesTest, IsReadByTheReader) {
   int seen = 0;
-  for (const Block& block : all_blocks()) {
+  for (const PageBlock& block : all_blocks()) {
     const json part = parsed(block.text);
     if (block.language != "json") {
       EXPECT_FALSE(block.language.empty() && part.is_object() && !part.empty())

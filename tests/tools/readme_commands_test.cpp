@@ -3,7 +3,7 @@
 #include "shell.h"
 
 #include <tests/support/folders.h>
-#include <trireme/base/text.h>
+#include <tests/support/page_blocks.h>
 
 #include <gmock/gmock.h>
 
@@ -18,19 +18,13 @@ using testing::HasSubstr;
 
 const std::string kReadme = test::source_dir() + "/README.md";
 
-// Lines of fenced blocks without a language, without "$ " and without what follows " #".
 std::vector<std::string> commands() {
   std::vector<std::string> out;
-  bool fenced = false;
-  bool is_shell = false;
-  for (const std::string& line : split(read_file(kReadme), '\n')) {
-    if (line.starts_with("```")) {
-      fenced = !fenced;
-      is_shell = fenced && line == "```";
-    } else if (is_shell) {
-      std::string command = line.substr(0, line.find(" #"));
-      command.erase(command.find_last_not_of(' ') + 1);
-      out.push_back(command.starts_with("$ ") ? command.substr(2) : command);
+  for (const test::PageBlock& block : test::blocks_of("README.md")) {
+    for (const std::string& command : test::commands_of(block)) {
+      if (block.language.empty()) {
+        out.push_back(command);
+      }
     }
   }
   return out;

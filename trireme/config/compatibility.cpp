@@ -1,5 +1,6 @@
 #include <trireme/config/compatibility.h>
 
+#include <trireme/base/error.h>
 #include <trireme/base/json.h>
 #include <trireme/base/text.h>
 #include <trireme/config/run_file.h>

@@ -26,6 +26,7 @@ class Reader {
     const JsonNode* found = root_.find(key);
     return found == nullptr || found->is_null() ? nullptr : found;
   }
+  bool has(const std::string& key) const { return root_.find(key) != nullptr; } // even if it is null
   int64_t size(const std::string& key, std::optional<int64_t> otherwise = std::nullopt, int64_t least = 1) {
     const JsonNode* found = find(key);
     if (found == nullptr) {
@@ -137,15 +138,30 @@ void read_rope(Reader& config, LlamaOptions& out) {
   config.only("partial_rotary_factor", 1.0, "only whole heads are rotated");
 }
 
+// What transformers 5 takes for keys that config.json lacks, where its classes differ.
+struct Defaults {
+  int64_t kv_heads = 0; // 0: as many as heads
+  int64_t max_positions = 0;
+  int64_t window = 0; // 0: none
+};
+
+Defaults defaults_of(const std::string& type) {
+  if (type == "mistral") {
+    return {.kv_heads = 8, .max_positions = 131072, .window = 4096};
+  }
+  return type == "llama" ? Defaults{.max_positions = 2048} : Defaults{.kv_heads = 32, .max_positions = 32768};
+}
+
 // Which layers have a window. transformers before 5 has use_sliding_window and max_window_layers, later layer_types.
 void read_window(Reader& config, const std::string& type, LlamaOptions& out) {
-  const JsonNode* window = config.find("sliding_window");
+  const JsonNode* window = config.find("sliding_window"); // null means none
   const JsonNode* types = config.find("layer_types");
   const bool used = type == "mistral" || config.flag("use_sliding_window", false);
-  if (window == nullptr || !used) {
+  const int64_t size = config.has("sliding_window") ? 0 : defaults_of(type).window;
+  if ((window == nullptr && size == 0) || !used) {
     out.window = 0;
   } else {
-    out.window = config.size("sliding_window");
+    out.window = config.size("sliding_window", size);
     out.first_window_layer = type == "mistral" ? 0 : config.size("max_window_layers", 28, 0);
     if (out.first_window_layer >= out.layers) { // no layer has it
       out.window = out.first_window_layer = 0;
@@ -171,10 +187,10 @@ void read_window(Reader& config, const std::string& type, LlamaOptions& out) {
     slides = name == "sliding_attention";
     first += slides ? 0 : 1;
   }
-  if (slides && window == nullptr) {
+  if (slides && window == nullptr && size == 0) {
     types->fail("\"sliding_attention\" without \"sliding_window\"");
   }
-  out.window = slides ? config.size("sliding_window") : 0;
+  out.window = slides ? config.size("sliding_window", size) : 0;
   out.first_window_layer = slides ? first : 0;
 }
 
@@ -183,11 +199,12 @@ void read_llama(Reader& config, const std::string& type, HuggingFaceModel& out) 
   llama.layers = config.size("num_hidden_layers");
   llama.hidden = config.size("hidden_size");
   llama.heads = config.size("num_attention_heads");
-  llama.kv_heads = config.size("num_key_value_heads", llama.heads);
+  const Defaults defaults = defaults_of(type);
+  llama.kv_heads = config.size("num_key_value_heads", defaults.kv_heads > 0 ? defaults.kv_heads : llama.heads);
   llama.head_dim = config.size("head_dim", type == "qwen3" ? 128 : std::max<int64_t>(1, llama.hidden / llama.heads));
   llama.intermediate = config.size("intermediate_size");
   llama.vocab_size = config.size("vocab_size");
-  llama.max_positions = config.size("max_position_embeddings", 2048);
+  llama.max_positions = config.size("max_position_embeddings", defaults.max_positions);
   llama.sequence_length = std::min(llama.max_positions, kDefaultSequence);
   llama.rms_norm_eps = config.real("rms_norm_eps", 1e-6);
   llama.tie_embeddings = config.flag("tie_word_embeddings", false);
