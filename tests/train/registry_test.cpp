@@ -5,10 +5,12 @@
 #include <trireme/data/replay_loader.h>
 #include <trireme/monitor/metrics.h>
 #include <trireme/parallel/tensor/layers.h>
+#include <trireme/shards/zero/sharded.h>
 #include <trireme/train/train_main.h>
 #include <trireme/train/train_run.h>
 
 #include <gmock/gmock.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <unistd.h>
@@ -36,9 +38,19 @@ struct SplitNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(SplitNet);
 
+// Each layer is gathered from all ranks while it is used.
+struct ShardedNetImpl : torch::nn::Module {
+  ShardedNetImpl() : up(register_module("up", Layer(4, kHidden))), down(register_module("down", Layer(kHidden, 1))) {}
+  at::Tensor forward(const at::Tensor& x) { return down->forward(up->forward(x).tanh()); }
+  using Layer = zero::Sharded<torch::nn::Linear>;
+  Layer up, down;
+};
+TORCH_MODULE(ShardedNet);
+
 class Waves : public data::Dataset {
  public:
-  int64_t size() const override { return 64; }
+  explicit Waves(int64_t size = 64) : size_(size) {}
+  int64_t size() const override { return size_; }
   data::Batch get(std::span<const int64_t> indices) const override {
     std::vector<at::Tensor> rows;
     for (const int64_t index : indices) {
@@ -48,6 +60,9 @@ class Waves : public data::Dataset {
     return {{x}, {x.sum(1, true)}, std::ssize(indices)};
   }
   std::string describe() const override { return "waves"; }
+
+ private:
+  int64_t size_;
 };
 
 Registry registry() {
@@ -63,10 +78,24 @@ Registry registry() {
     type.tensor = says_so;
     return type;
   });
+  out.model("sharded", [](Keys&) {
+    return [](const ModelContext&) {
+      ShardedNet net;
+      return Model{
+          .module = net.ptr(),
+          .loss =
+              [net](const data::Batch& batch) mutable { return torch::mse_loss(net(batch.input()), batch.target()); },
+          .count_right =
+              [net](const data::Batch& batch) mutable {
+                const at::Tensor right = net(batch.input()).sign().eq(batch.target().sign());
+                return right.narrow(0, 0, batch.samples).sum();
+              }};
+    };
+  });
   out.data("waves", [](Keys& keys) {
     keys.path("file");
-    return [](const DataContext&) {
-      return data::Datasets{.train = std::make_shared<Waves>(), .validation = std::make_shared<Waves>()};
+    return [rows = keys.get("validation_rows", 64)](const DataContext&) {
+      return data::Datasets{.train = std::make_shared<Waves>(), .validation = std::make_shared<Waves>(rows)};
     };
   });
   out.data("waves_by_loader", [](Keys&) {
@@ -153,6 +182,20 @@ TEST_F(RegistryTest, TrainingByALoaderIsEvaluatedOnADataSet) {
       EXPECT_NEAR(found[i].val_loss.value_or(0), expected[i].val_loss.value_or(0), 1e-6);
     }
     EXPECT_LT(found[3].val_loss.value(), found[1].val_loss.value());
+  }
+}
+
+// The second batch has samples on one rank alone: the other takes part all the same.
+TEST_F(RegistryTest, ShardedModelsCountUnevenValidationData) {
+  write(R"({"type": "sharded"})", R"({"type": "waves", "validation_rows": 9})");
+  const auto one = steps(1, "one", {"training.eval_every=2"});
+  const auto two = steps(2, "two",
+                         {"training.eval_every=2", "engine.zero_optimization.stage=3",
+                          "engine.zero_optimization.stage3_param_persistence_threshold=0"});
+  ASSERT_EQ(two.size(), one.size());
+  for (size_t i = 1; i < one.size(); i += 2) {
+    EXPECT_NEAR(two[i].val_loss.value(), one[i].val_loss.value(), 1e-6);
+    EXPECT_NEAR(two[i].val_accuracy.value(), one[i].val_accuracy.value(), 1e-9);
   }
 }
 

@@ -1,0 +1,88 @@
+// Products of bf16 and fp16 matrices are those of fp32, rounded once; everything else is as libtorch has it.
+#include <trireme/precision/half_products.h>
+
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <gtest/gtest.h>
+#include <torch/nn/functional.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+namespace trireme::precision {
+namespace {
+
+class HalfProductsTest : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  HalfProductsTest() {
+    multiply_halves_in_fp32();
+    torch::manual_seed(1);
+  }
+  at::Tensor random(at::IntArrayRef sizes) const { return torch::randn(sizes).to(GetParam()); }
+  at::Tensor rounded(const at::Tensor& exact) const { return exact.to(GetParam()); }
+  // One rounding. Where libtorch's own kernels run, they may add in another order, of which one unit is left.
+  void expect_rounded_once(const at::Tensor& y, const at::Tensor& exact) const {
+    ASSERT_EQ(y.scalar_type(), GetParam());
+    if (has_fast_products(GetParam())) {
+      EXPECT_TRUE(at::allclose(y.to(at::kFloat), exact, GetParam() == at::kHalf ? 2e-3 : 1e-2, 2e-2));
+    } else {
+      EXPECT_TRUE(y.equal(rounded(exact)));
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Types, HalfProductsTest, testing::Values(at::kBFloat16, at::kHalf));
+
+TEST_P(HalfProductsTest, EqualFp32RoundedOnce) {
+  const at::Tensor a = random({5, 7}), b = random({9, 7}), bias = random({9}), out = random({5, 9});
+  const at::Tensor fa = a.to(at::kFloat), fb = b.to(at::kFloat), fbias = bias.to(at::kFloat), fout = out.to(at::kFloat);
+  expect_rounded_once(at::mm(a, b.t()), fa.mm(fb.t()));
+  expect_rounded_once(at::linear(a, b, bias), at::addmm(fbias, fa, fb.t()));
+  expect_rounded_once(at::addmm(out, a, b.t(), 0.5, 2), at::addmm(fout, fa, fb.t(), 0.5, 2));
+  expect_rounded_once(out.clone().addmm_(a, b.t()), at::addmm(fout, fa, fb.t()));
+  at::Tensor into = at::empty({0}, a.options());
+  expect_rounded_once(at::mm_out(into, a, b.t()), fa.mm(fb.t()));
+  expect_rounded_once(at::addmm_out(into, bias, a, b.t()), at::addmm(fbias, fa, fb.t()));
+
+  const at::Tensor c = random({3, 4, 6}), d = random({3, 6, 2}), e = random({3, 4, 2});
+  const at::Tensor fc = c.to(at::kFloat), fd = d.to(at::kFloat), fe = e.to(at::kFloat);
+  expect_rounded_once(at::matmul(c, d), fc.bmm(fd));
+  expect_rounded_once(at::bmm_out(into, c, d), fc.bmm(fd));
+  expect_rounded_once(at::baddbmm(e, c, d, 2, 0.25), at::baddbmm(fe, fc, fd, 2, 0.25));
+  expect_rounded_once(at::baddbmm_out(into, e, c, d), at::baddbmm(fe, fc, fd));
+  expect_rounded_once(e.clone().baddbmm_(c, d), at::baddbmm(fe, fc, fd));
+  EXPECT_EQ(at::mm(random({0, 3}), random({3, 2})).sizes(), at::IntArrayRef({0, 2}));
+  EXPECT_TRUE(at::mm(random({2, 0}), random({0, 3})).equal(torch::zeros({2, 3}, a.options())));
+}
+
+TEST_P(HalfProductsTest, BlocksOfALargeProductAreTheProduct) {
+  const at::Tensor tall = random({70000, 300}), wide = random({300, 3}); // 21 M numbers, in blocks of 16 M
+  const at::Tensor y = at::mm(tall, wide), z = at::mm(wide.t(), tall.t());
+  expect_rounded_once(y.narrow(0, 69000, 1000), tall.narrow(0, 69000, 1000).to(at::kFloat).mm(wide.to(at::kFloat)));
+  EXPECT_TRUE(at::allclose(y.t().to(at::kFloat), z.to(at::kFloat), 1e-2, 1e-2));
+}
+
+TEST_P(HalfProductsTest, GradientsAreOfTheSameType) {
+  torch::nn::Linear layer(6, 4);
+  layer->to(GetParam());
+  const at::Tensor x = random({2, 3, 6}).requires_grad_();
+  layer->forward(x).sum().backward();
+  expect_rounded_once(layer->weight.grad(), torch::ones({4, 6}, at::kFloat).mul(x.detach().to(at::kFloat).sum({0, 1})));
+  EXPECT_EQ(x.grad().scalar_type(), GetParam());
+  EXPECT_EQ(layer->bias.grad().scalar_type(), GetParam());
+}
+
+TEST_P(HalfProductsTest, WhatDoesNotFitIsRefusedAsBefore) {
+  EXPECT_THROW(at::mm(random({2, 3}), random({2, 3})), c10::Error);
+  EXPECT_THROW(at::mm(random({2, 3}), torch::randn({3, 2})), c10::Error);
+  EXPECT_THROW(at::bmm(random({2, 2, 3}), random({3, 3, 2})), c10::Error);
+}
+
+TEST(HalfProductsOfOtherTypes, AreThoseOfLibtorch) {
+  multiply_halves_in_fp32();
+  const at::Tensor a = torch::randn({5, 7}), b = torch::randn({7, 9}), bias = torch::randn({9});
+  EXPECT_TRUE(at::addmm(bias, a, b).equal(at::cpu::addmm(bias, a, b)));
+  EXPECT_TRUE(at::mm(torch::ones({2, 3}, at::kLong), torch::ones({3, 2}, at::kLong)).equal(torch::full({2, 2}, 3)));
+  EXPECT_EQ(at::mm(a.to(at::kDouble), b.to(at::kDouble)).scalar_type(), at::kDouble);
+}
+
+} // namespace
+} // namespace trireme::precision

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+namespace trireme::precision {
+
+/// Whether libtorch multiplies matrices of this type with the CPU's own instructions. On x86 bf16 needs AVX-512, fp16
+/// its FP16 extension.
+bool has_fast_products(c10::ScalarType type);
+
+/// Where has_fast_products() says no, products of bf16 or fp16 matrices on the CPU run in fp32 from now on, and are
+/// rounded once. libtorch's own loops take 3 to 100 times as long.
+///
+/// For the whole process: aten::mm, addmm, bmm and baddbmm of CPU tensors, and so linear layers, matmul and their
+/// gradients, also under autocast. Other types are as before. Cost: fp32 copies of the operands while they are
+/// multiplied, in blocks of at most 64 MB. Repeated calls do nothing.
+void multiply_halves_in_fp32();
+
+} // namespace trireme::precision
