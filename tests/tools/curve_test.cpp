@@ -12,15 +12,28 @@
 namespace trireme::tools {
 namespace {
 
+namespace fs = std::filesystem;
+
 // Same initial weights (safetensors with Hugging Face's names), same tokens: the same losses and gradient norms as
 // Python PyTorch.
-class CurveTest : public RunFolder, public testing::WithParamInterface<const char*> {};
+class CurveTest : public RunFolder, public testing::WithParamInterface<const char*> {
+ protected:
+  // Once for all layouts: Python takes seconds to import torch.
+  static void SetUpTestSuite() {
+    made = fs::path(testing::TempDir()) / concat("trireme_curve_", ::getpid());
+    fs::create_directories(made);
+    reference = sh(concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/tools/reference_curve.py\" ",
+                          made.string(), " 20 2>/dev/null"));
+  }
+  static void TearDownTestSuite() { fs::remove_all(made); }
+
+  static inline fs::path made; // init.safetensors, tokens.bin
+  static inline Finished reference;
+};
 
 TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
-  const Finished reference =
-      sh(concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/tools/reference_curve.py\" ",
-                folder.string(), " 20 2>/dev/null"));
   ASSERT_EQ(reference.status, 0) << reference.output;
+  fs::copy(made, folder, fs::copy_options::recursive | fs::copy_options::overwrite_existing);
   write_file_atomically(folder / "run.json", R"({
   "model": {"type": "gpt", "layers": 2, "hidden": 32, "heads": 4, "sequence_length": 16, "vocab_size": 60, "init_from": "init.safetensors"},
   "data": {"type": "tokens", "train": ["tokens.bin"], "shuffle": false},

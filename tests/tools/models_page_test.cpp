@@ -18,7 +18,9 @@ class ModelsPageTest : public RunFolder {
       text += concat("Line ", i, " of a text. ");
     }
     fs::create_directories(folder / "data/austen");
-    write_file_atomically(folder / "data/austen/emma.txt", text);
+    for (const char* name : {"emma.txt", "train.txt", "validation.txt"}) {
+      write_file_atomically(folder / "data/austen" / name, text);
+    }
     for (const char* name : {"train-images.gz", "test-images.gz"}) { // 16 images of 8 x 8
       write_file_atomically(
           folder / name, std::string("\0\0\x08\x03\0\0\0\x10\0\0\0\x08\0\0\0\x08", 16) + std::string(16 * 64, '\x42'));
@@ -113,6 +115,14 @@ TEST_F(ModelsPageTest, RunsInItsOrder) {
   }
   EXPECT_EQ(files, 4);
   EXPECT_EQ(commands, 4);
+
+  // The example that the page names.
+  fs::create_directories(folder / "examples");
+  fs::copy(test::source_dir() + "/examples/smollm2", folder / "examples/smollm2", fs::copy_options::recursive);
+  fs::rename(folder / "elsewhere", folder / "data/smollm2");
+  const Finished example = few_steps("trireme train examples/smollm2/run.json -n 2 --out runs/example");
+  EXPECT_EQ(example.status, 0) << example.output;
+  EXPECT_TRUE(fs::exists(folder / "data/smollm2-austen/model.safetensors"));
 }
 
 } // namespace
