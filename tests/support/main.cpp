@@ -21,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <sstream>
@@ -200,9 +201,13 @@ int main(int argc, char** argv) {
     std::cerr << "no test fits --gtest_filter=" << filter << "\n";
     return kFailed;
   }
-  if (filter.find_first_of("*?") == std::string::npos) {
-    return RUN_ALL_TESTS();
-  }
+  const std::string made = testing::TempDir() + "trireme_made_" + std::to_string(getpid());
+  ::setenv("TRIREME_TEST_MADE", made.c_str(), /*overwrite=*/1); // made_once.h
   const std::string path = argv[0];
-  return run_each_in_its_process(names, path.substr(path.rfind('/') + 1));
+  const int result = filter.find_first_of("*?") == std::string::npos
+                         ? RUN_ALL_TESTS()
+                         : run_each_in_its_process(names, path.substr(path.rfind('/') + 1));
+  std::error_code ignored;
+  std::filesystem::remove_all(made, ignored);
+  return result;
 }

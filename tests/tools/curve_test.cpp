@@ -1,6 +1,7 @@
 #include "shell.h"
 
 #include <tests/support/folders.h>
+#include <tests/support/made_once.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -16,24 +17,16 @@ namespace fs = std::filesystem;
 
 // Same initial weights (safetensors with Hugging Face's names), same tokens: the same losses and gradient norms as
 // Python PyTorch.
-class CurveTest : public RunFolder, public testing::WithParamInterface<const char*> {
- protected:
-  // Once for all layouts: Python takes seconds to import torch.
-  static void SetUpTestSuite() {
-    made = fs::path(testing::TempDir()) / concat("trireme_curve_", ::getpid());
-    fs::create_directories(made);
-    reference = sh(concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/tools/reference_curve.py\" ",
-                          made.string(), " 20 2>/dev/null"));
-  }
-  static void TearDownTestSuite() { fs::remove_all(made); }
-
-  static inline fs::path made; // init.safetensors, tokens.bin
-  static inline Finished reference;
-};
+class CurveTest : public RunFolder, public testing::WithParamInterface<const char*> {};
 
 TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
-  ASSERT_EQ(reference.status, 0) << reference.output;
-  fs::copy(made, folder, fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  const fs::path reference = test::made_once("curve", [](const fs::path& made) {
+    const Finished python =
+        sh(concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/tools/reference_curve.py\" ",
+                  made.string(), " 20 2>", made.string(), "/errors >", made.string(), "/expected"));
+    ASSERT_EQ(python.status, 0) << read_file(made / "errors");
+  });
+  fs::copy(reference, folder, fs::copy_options::recursive | fs::copy_options::overwrite_existing);
   write_file_atomically(folder / "run.json", R"({
   "model": {"type": "gpt", "layers": 2, "hidden": 32, "heads": 4, "sequence_length": 16, "vocab_size": 60, "init_from": "init.safetensors"},
   "data": {"type": "tokens", "train": ["tokens.bin"], "shuffle": false},
@@ -42,7 +35,7 @@ TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
              "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}}}})");
   const Finished run = train(GetParam());
   ASSERT_EQ(run.status, 0) << run.output;
-  std::istringstream expected(reference.output);
+  std::istringstream expected(read_file(folder / "expected"));
   std::istringstream metrics(read_file(folder / "out/metrics.jsonl"));
   int steps = 0;
   for (double loss, norm; expected >> loss >> norm; ++steps) {

@@ -4,6 +4,7 @@
 #include "shell.h"
 
 #include <tests/support/folders.h>
+#include <tests/support/made_once.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -30,18 +31,19 @@ struct Step {
 
 class HuggingFaceFolderTest : public testing::Test {
  protected:
-  static void SetUpTestSuite() {
-    folder = fs::path(testing::TempDir()) / concat("trireme_hf_folders_", ::getpid());
-    fs::create_directories(folder);
-    const Finished made = python(concat("make ", folder.string(), ' ', kSteps));
-    ASSERT_EQ(made.status, 0) << made.output;
-    std::istringstream lines(made.output);
+  void SetUp() override {
+    folder = test::made_once("models", [](const fs::path& made) {
+      folder = made; // for Python's errors
+      const Finished python_made = python(concat("make ", made.string(), ' ', kSteps));
+      ASSERT_EQ(python_made.status, 0) << python_made.output;
+      write_file_atomically(made / "curves", python_made.output);
+    });
+    std::istringstream lines(read_file(folder / "curves"));
     std::string name;
     for (Step step; lines >> name >> step.loss >> step.norm;) {
       expected[name].push_back(step);
     }
   }
-  static void TearDownTestSuite() { fs::remove_all(folder); }
   static Finished python(const std::string& arguments) {
     return sh(
         concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/tools/reference_folder.py\" ", arguments,
