@@ -53,6 +53,15 @@ TEST_F(WeightFilesTest, AFolderWithoutWeightsSaysWhatWasLookedFor) {
   EXPECT_THAT(refusal(), HasSubstr("neither model.safetensors nor model.safetensors.index.json"));
 }
 
+// What an interrupted download, or git clone without LFS, leaves.
+TEST_F(WeightFilesTest, HalfADownloadIsNamed) {
+  write_two();
+  EXPECT_THAT(refusal(), HasSubstr("2 parts such as model-0000"));
+  EXPECT_THAT(refusal(), HasSubstr("no model.safetensors.index.json"));
+  put_content(folder_ / "model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
+  EXPECT_THAT(refusal(), HasSubstr("model.safetensors is a pointer of Git LFS, not the weights"));
+}
+
 TEST_F(WeightFilesTest, AnIndexNeverReachesOutOfItsFolder) {
   write_two();
   write_safetensors(folder_.string() + "_secret.safetensors", {{"a", at::ones({2})}});
@@ -71,7 +80,8 @@ TEST_F(WeightFilesTest, WrongIndexesAreRefused) {
   index(R"({"a":"model-00002-of-00002.safetensors"})");
   EXPECT_THAT(refusal(), HasSubstr("which lacks it"));
   index(R"({"a":"model-00003-of-00002.safetensors"})");
-  EXPECT_THAT(refusal(), HasSubstr("No such file"));
+  EXPECT_THAT(refusal(),
+              HasSubstr("model.safetensors.index.json names model-00003-of-00002.safetensors, which is not beside it"));
   index(R"({"a":7})");
   EXPECT_THAT(refusal(), HasSubstr("found 7"));
   index(R"({"a":"model-00001-of-00002.safetensors","a":"model-00002-of-00002.safetensors"})");

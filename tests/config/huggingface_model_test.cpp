@@ -146,6 +146,13 @@ TEST_F(HuggingFaceModelTest, MissingKeysHaveTheDefaultsOfTheirClass) {
     EXPECT_EQ(llama.max_positions, row.max_positions) << row.type;
     EXPECT_EQ(llama.window, row.window) << row.type;
   }
+  config["use_sliding_window"] = true; // of a qwen3
+  config["max_window_layers"] = 1;
+  EXPECT_EQ(read(config).llama.window, 4096);
+  config["sliding_window"] = nullptr;
+  EXPECT_EQ(read(config).llama.window, 0);
+  config.update({{"num_attention_heads", 16}, {"num_key_value_heads", nullptr}});
+  EXPECT_EQ(read(config).llama.kv_heads, 16) << "as in Qwen3Config(num_key_value_heads=None)";
 }
 
 TEST_F(HuggingFaceModelTest, TextNeedsTheTokenizerOfTheWeights) {
@@ -159,6 +166,13 @@ TEST_F(HuggingFaceModelTest, TextNeedsTheTokenizerOfTheWeights) {
   write("m2.txt", "");
   EXPECT_EQ(run("", {"data.tokenizer=vocab.json,m2.txt"}).data.tokenizer,
             concat((folder_ / "vocab.json").string(), ',', (folder_ / "m2.txt").string()));
+}
+
+TEST_F(HuggingFaceModelTest, FromNamesAFolderOfThisMachine) {
+  write("config.json", llama_config().dump());
+  const auto refused = [&](const std::string& from) { return testing::ThrowsMessage<InputError>(HasSubstr(from)); };
+  EXPECT_THAT([&] { run("", {"model.from=config.json"}); }, refused("config.json is a file. Name its folder, "));
+  EXPECT_THAT([&] { run("", {"model.from=HuggingFaceTB/SmolLM2-135M"}); }, refused("Trireme downloads nothing"));
 }
 
 TEST_F(HuggingFaceModelTest, LayerTypesDecideWhichLayersHaveAWindow) {

@@ -7,6 +7,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <cmath>
+
 namespace trireme::precision {
 namespace {
 
@@ -18,11 +20,15 @@ class HalfProductsTest : public testing::TestWithParam<at::ScalarType> {
   }
   at::Tensor random(at::IntArrayRef sizes) const { return torch::randn(sizes).to(GetParam()); }
   at::Tensor rounded(const at::Tensor& exact) const { return exact.to(GetParam()); }
+  void expect_close(const at::Tensor& y, const at::Tensor& exact) const {
+    ASSERT_EQ(y.scalar_type(), GetParam());
+    EXPECT_TRUE(at::allclose(y.to(at::kFloat), exact, GetParam() == at::kHalf ? 2e-3 : 1e-2, 2e-2));
+  }
   // One rounding. Where libtorch's own kernels run, they may add in another order, of which one unit is left.
   void expect_rounded_once(const at::Tensor& y, const at::Tensor& exact) const {
     ASSERT_EQ(y.scalar_type(), GetParam());
     if (has_fast_products(GetParam())) {
-      EXPECT_TRUE(at::allclose(y.to(at::kFloat), exact, GetParam() == at::kHalf ? 2e-3 : 1e-2, 2e-2));
+      expect_close(y, exact);
     } else {
       EXPECT_TRUE(y.equal(rounded(exact)));
     }
@@ -42,9 +48,16 @@ TEST_P(HalfProductsTest, EqualFp32RoundedOnce) {
   expect_rounded_once(at::mm_out(into, a, b.t()), fa.mm(fb.t()));
   expect_rounded_once(at::addmm_out(into, bias, a, b.t()), at::addmm(fbias, fa, fb.t()));
 
-  const at::Tensor c = random({3, 4, 6}), d = random({3, 6, 2}), e = random({3, 4, 2});
+  at::Tensor across = at::empty({9, 5}, a.options()).t(); // with strides
+  expect_rounded_once(at::mm_out(across, a, b.t()), fa.mm(fb.t()));
+  const at::Tensor none = at::full({5, 9}, std::nan(""), a.options());
+  expect_rounded_once(at::addmm(none, a, b.t(), 0), fa.mm(fb.t()));
+  expect_rounded_once(at::addmm(random({5, 1}).fill_(2), a, b.t()), fa.mm(fb.t()).add(2));
+
+  const at::Tensor c = random({3, 4, 6}), d = random({3, 6, 5}), e = random({3, 4, 5});
   const at::Tensor fc = c.to(at::kFloat), fd = d.to(at::kFloat), fe = e.to(at::kFloat);
   expect_rounded_once(at::matmul(c, d), fc.bmm(fd));
+  into = at::empty({0}, a.options());
   expect_rounded_once(at::bmm_out(into, c, d), fc.bmm(fd));
   expect_rounded_once(at::baddbmm(e, c, d, 2, 0.25), at::baddbmm(fe, fc, fd, 2, 0.25));
   expect_rounded_once(at::baddbmm_out(into, e, c, d), at::baddbmm(fe, fc, fd));
@@ -54,9 +67,9 @@ TEST_P(HalfProductsTest, EqualFp32RoundedOnce) {
 }
 
 TEST_P(HalfProductsTest, BlocksOfALargeProductAreTheProduct) {
-  const at::Tensor tall = random({70000, 300}), wide = random({300, 3}); // 21 M numbers, in blocks of 16 M
+  const at::Tensor tall = random({70000, 300}), wide = random({300, 5}); // 21 M numbers, in blocks of 16 M
   const at::Tensor y = at::mm(tall, wide), z = at::mm(wide.t(), tall.t());
-  expect_rounded_once(y.narrow(0, 69000, 1000), tall.narrow(0, 69000, 1000).to(at::kFloat).mm(wide.to(at::kFloat)));
+  expect_close(y.narrow(0, 69000, 1000), tall.narrow(0, 69000, 1000).to(at::kFloat).mm(wide.to(at::kFloat)));
   EXPECT_TRUE(at::allclose(y.t().to(at::kFloat), z.to(at::kFloat), 1e-2, 1e-2));
 }
 
@@ -74,6 +87,28 @@ TEST_P(HalfProductsTest, WhatDoesNotFitIsRefusedAsBefore) {
   EXPECT_THROW(at::mm(random({2, 3}), random({2, 3})), c10::Error);
   EXPECT_THROW(at::mm(random({2, 3}), torch::randn({3, 2})), c10::Error);
   EXPECT_THROW(at::bmm(random({2, 2, 3}), random({3, 3, 2})), c10::Error);
+  const at::Tensor a = random({5, 6}), b = random({6, 7});
+  for (const at::IntArrayRef sizes : {at::IntArrayRef({7}), at::IntArrayRef({1, 7}), at::IntArrayRef({8, 9})}) {
+    EXPECT_ANY_THROW(random(sizes).addmm_(a, b)) << sizes;
+  }
+  EXPECT_ANY_THROW(random({7}).baddbmm_(random({2, 5, 6}), random({2, 6, 7})));
+  for (const at::ScalarType other : {at::kFloat, at::kDouble}) {
+    at::Tensor out = at::zeros({5, 7}, other);
+    EXPECT_ANY_THROW(at::mm_out(out, a, b)) << other;
+    EXPECT_ANY_THROW(at::addmm(out, a, b)) << other;
+    EXPECT_ANY_THROW(out.addmm_(a, b)) << other;
+    EXPECT_ANY_THROW(at::linear(a, b.t(), at::zeros({7}, other))) << other;
+  }
+}
+
+// With an addend, and in a batch.
+TEST_P(HalfProductsTest, BlocksAddWhatIsBesideThem) {
+  const at::Tensor tall = random({70000, 300}), wide = random({300, 5}), addend = random({70000, 1});
+  const at::Tensor end = tall.narrow(0, 69000, 1000).to(at::kFloat).mm(wide.to(at::kFloat));
+  expect_close(at::addmm(addend, tall, wide).narrow(0, 69000, 1000),
+               end + addend.narrow(0, 69000, 1000).to(at::kFloat));
+  const at::Tensor many = random({9, 2000, 1000}), by = random({9, 1000, 4}); // 18 M
+  expect_close(at::bmm(many, by)[8], many[8].to(at::kFloat).mm(by[8].to(at::kFloat)));
 }
 
 TEST(HalfProductsOfOtherTypes, AreThoseOfLibtorch) {

@@ -201,7 +201,11 @@ int main(int argc, char** argv) {
     std::cerr << "no test fits --gtest_filter=" << filter << "\n";
     return kFailed;
   }
-  const std::string made = testing::TempDir() + "trireme_made_" + std::to_string(getpid());
+  std::string made = testing::TempDir() + "trireme_made_XXXXXX";
+  if (::mkdtemp(made.data()) == nullptr) {
+    std::perror(made.c_str());
+    return kFailed;
+  }
   ::setenv("TRIREME_TEST_MADE", made.c_str(), /*overwrite=*/1); // made_once.h
   const std::string path = argv[0];
   const int result = filter.find_first_of("*?") == std::string::npos

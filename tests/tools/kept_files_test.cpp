@@ -135,18 +135,38 @@ TEST_F(ExportFolderTest, AnEarlierExportIsReplaced) {
   run("train llama.json --out llama");
   run("train gpt.json --out gpt");
   run("export llama target --dtype bf16");
-  write_file_atomically(folder / "target/tokenizer.json", "{}");
+  EXPECT_TRUE(fs::exists(folder / "target/tokenizer.json") || fs::exists(folder / "target/config.json"));
   fs::create_directory_symlink("target", folder / "link");
-  run("export gpt link");
+  EXPECT_THAT(run("export gpt link"), HasSubstr("in place of the export of step 2"));
   const auto config = nlohmann::json::parse(read_file(folder / "target/config.json"));
   EXPECT_EQ(config.at("model_type"), "gpt2");
   EXPECT_EQ(config.at("torch_dtype"), "float32");
   EXPECT_FALSE(config.contains("rope_theta"));
-  EXPECT_FALSE(fs::exists(folder / "target/tokenizer.json"));
   EXPECT_TRUE(fs::is_symlink(folder / "link"));
   for (const auto& item : fs::directory_iterator(folder)) {
     EXPECT_EQ(item.path().filename().string().find(".tmp"), std::string::npos) << item.path();
   }
+}
+
+// Notes beside the weights, or weights that Python has trained on, are somebody's work.
+TEST_F(ExportFolderTest, AnExportThatHasChangedIsNotReplaced) {
+  run("train llama.json --out llama --set training.export=target");
+  const auto refused = [&](const std::string& file) {
+    const Finished again = sh(concat("cd ", folder.string(), " && ", kTrireme, " export llama target"));
+    EXPECT_EQ(again.status, 2) << again.output;
+    EXPECT_THAT(again.output, HasSubstr(concat("target was exported at step 2, and ", file, " is not as it was")));
+  };
+  write_file_atomically(folder / "target/RESULTS.md", "my evaluation");
+  refused("RESULTS.md");
+  fs::remove(folder / "target/RESULTS.md");
+  run("export llama target");
+  const std::string weights = read_file(folder / "target/model.safetensors");
+  write_file_atomically(folder / "target/model.safetensors", weights);
+  refused("model.safetensors");
+  fs::remove(folder / "target/model.safetensors");
+  refused("model.safetensors");
+  // save_pretrained() of transformers carries every key of config.json along.
+  EXPECT_EQ(read_file(folder / "target/config.json").find("trireme"), std::string::npos);
 }
 
 TEST_F(ExportFolderTest, ANewRunForgetsWhatAnEarlierOneKept) {

@@ -192,7 +192,8 @@ TEST_F(RegistryTest, ShardedModelsCountUnevenValidationData) {
   const auto two = steps(2, "two",
                          {"training.eval_every=2", "engine.zero_optimization.stage=3",
                           "engine.zero_optimization.stage3_param_persistence_threshold=0"});
-  ASSERT_EQ(two.size(), one.size());
+  ASSERT_EQ(one.size(), 4u);
+  ASSERT_EQ(two.size(), 4u);
   for (size_t i = 1; i < one.size(); i += 2) {
     EXPECT_NEAR(two[i].val_loss.value(), one[i].val_loss.value(), 1e-6);
     EXPECT_NEAR(two[i].val_accuracy.value(), one[i].val_accuracy.value(), 1e-9);

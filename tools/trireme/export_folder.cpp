@@ -25,7 +25,8 @@ int export_folder(const ExportCommand& command) {
               << '\n';
   } else {
     std::cout << command.folder.string() << ": step " << done.step << ", "
-              << format_count(static_cast<double>(done.parameters)) << " parameters in " << type << '\n';
+              << format_count(static_cast<double>(done.parameters)) << " parameters in " << type
+              << (done.replaced ? concat(", in place of the export of step ", *done.replaced) : "") << '\n';
   }
   return 0;
 }

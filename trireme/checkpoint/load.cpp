@@ -142,6 +142,11 @@ class Opener {
                   : newer;
       folders.push_back(one.folder.string());
     }
+    if (std::error_code ignored; folders.empty() && fs::exists(path_ / "config.json", ignored)) {
+      throw InputError("checkpoint", concat(path_.string(), " is a Hugging Face folder, not a checkpoint"),
+                       "transformers opens it; a run file trains it (\"model\": {\"from\": FOLDER}). Here a run or its "
+                       "checkpoints are needed.");
+    }
     if (folders.empty()) {
       throw InputError("checkpoint", concat("there is no checkpoint in ", path_.string()),
                        "Give the folder that holds global_step<N> folders.");

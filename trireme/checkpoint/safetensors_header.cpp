@@ -211,6 +211,10 @@ Header parse_header(std::string_view file, const std::string& path) {
     throw InputError("safetensors", concat(path, " has ", file.size(), " bytes, a safetensors file has at least 8"),
                      again);
   }
+  if (file.starts_with("version https://git-lfs")) {
+    throw InputError("safetensors", concat(path, " is a pointer of Git LFS, not the weights"),
+                     "Type git lfs pull in its folder, or download the file.");
+  }
   const uint64_t length = little_endian(file);
   if (length > kMaxHeaderBytes) {
     throw InputError(

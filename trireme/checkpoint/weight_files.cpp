@@ -35,6 +35,12 @@ fs::path choose(const fs::path& path) {
                             "other .safetensors file"),
                      "Convert a pytorch_model.bin with transformers: save_pretrained(FOLDER).");
   }
+  if (files.size() != 1 && files.front().filename().string().find("-of-") != std::string::npos) {
+    throw InputError("safetensors",
+                     concat(path.string(), " has ", files.size(), " parts such as ", files.front().filename().string(),
+                            ", and no model.safetensors.index.json, which says what is in which"),
+                     "Download that file too.");
+  }
   if (files.size() != 1) {
     throw InputError("safetensors",
                      concat(path.string(), " has neither model.safetensors nor model.safetensors.index.json, and ",
@@ -77,6 +83,11 @@ WeightFiles WeightFiles::open(const fs::path& path) {
     }
     const auto [at, is_new] = opened.emplace(file.get<std::string>(), weights.files_.size());
     if (is_new) {
+      std::error_code ignored;
+      if (!fs::exists(weights.path_.parent_path() / at->first, ignored)) {
+        throw InputError("safetensors", concat(where, " names ", at->first, ", which is not beside it"),
+                         "The download is incomplete: fetch that file too.");
+      }
       weights.files_.push_back(Safetensors::open(weights.path_.parent_path() / at->first));
     }
     if (!weights.files_[at->second].has(name)) {

@@ -75,7 +75,6 @@ class Reader {
 // What says nothing about the function that the model computes.
 void ignore_the_rest(Reader& config) {
   config.ignore({"model_type",
-                 kExportKey,
                  "architectures",
                  "auto_map",
                  "bos_token_id",
@@ -138,18 +137,19 @@ void read_rope(Reader& config, LlamaOptions& out) {
   config.only("partial_rotary_factor", 1.0, "only whole heads are rotated");
 }
 
-// What transformers 5 takes for keys that config.json lacks, where its classes differ.
+// What transformers 5 takes for keys that config.json lacks, where its classes differ. A null is none of these.
 struct Defaults {
   int64_t kv_heads = 0; // 0: as many as heads
   int64_t max_positions = 0;
-  int64_t window = 0; // 0: none
+  int64_t window = 0; // where one is used; 0: none
 };
 
 Defaults defaults_of(const std::string& type) {
-  if (type == "mistral") {
-    return {.kv_heads = 8, .max_positions = 131072, .window = 4096};
+  if (type == "llama") {
+    return {.max_positions = 2048};
   }
-  return type == "llama" ? Defaults{.max_positions = 2048} : Defaults{.kv_heads = 32, .max_positions = 32768};
+  return type == "mistral" ? Defaults{.kv_heads = 8, .max_positions = 131072, .window = 4096}
+                           : Defaults{.kv_heads = 32, .max_positions = 32768, .window = 4096};
 }
 
 // Which layers have a window. transformers before 5 has use_sliding_window and max_window_layers, later layer_types.
@@ -200,7 +200,8 @@ void read_llama(Reader& config, const std::string& type, HuggingFaceModel& out) 
   llama.hidden = config.size("hidden_size");
   llama.heads = config.size("num_attention_heads");
   const Defaults defaults = defaults_of(type);
-  llama.kv_heads = config.size("num_key_value_heads", defaults.kv_heads > 0 ? defaults.kv_heads : llama.heads);
+  const bool as_heads = defaults.kv_heads == 0 || config.has("num_key_value_heads");
+  llama.kv_heads = config.size("num_key_value_heads", as_heads ? llama.heads : defaults.kv_heads);
   llama.head_dim = config.size("head_dim", type == "qwen3" ? 128 : std::max<int64_t>(1, llama.hidden / llama.heads));
   llama.intermediate = config.size("intermediate_size");
   llama.vocab_size = config.size("vocab_size");

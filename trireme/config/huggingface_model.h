@@ -25,9 +25,6 @@ struct HuggingFaceModel {
 /// model_type or a value that no model here computes.
 HuggingFaceModel read_huggingface_model(const std::filesystem::path& folder);
 
-/// A key of config.json that marks a folder as an export of Trireme: the step of the checkpoint.
-inline constexpr const char* kExportKey = "trireme_export";
-
 /// Tokens of a sample where neither the run file nor learned positions say it.
 inline constexpr int64_t kDefaultSequence = 1024;
 

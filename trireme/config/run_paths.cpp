@@ -12,6 +12,12 @@ fs::path RunPaths::one(const JsonNode& node) const {
 }
 
 fs::path RunPaths::one(const JsonNode& node, const std::string& text) const {
+  return one(node, text,
+             "A relative path starts at the folder of the run file, else at the working directory."
+             " What the examples train on comes with \"trireme data fetch\".");
+}
+
+fs::path RunPaths::one(const JsonNode& node, const std::string& text, const char* next) const {
   if (text.empty()) {
     node.fail("the path is empty");
   }
@@ -27,8 +33,7 @@ fs::path RunPaths::one(const JsonNode& node, const std::string& text) const {
   if (absent_ == nullptr) {
     node.fail(concat("there is no file ", beside.string(),
                      here == beside ? "" : concat(", and no ", here.string(), " either")),
-              "A relative path starts at the folder of the run file, else at the working directory."
-              " What the examples train on comes with \"trireme data fetch\".");
+              next);
   }
   absent_->push_back(beside);
   return beside;

@@ -22,6 +22,8 @@ class RunPaths {
   std::filesystem::path one(const JsonNode& node) const;
   /// The path `text`, which is what `node` holds, or a part of it.
   std::filesystem::path one(const JsonNode& node, const std::string& text) const;
+  /// The same; `next` says what to do if it is not there.
+  std::filesystem::path one(const JsonNode& node, const std::string& text, const char* next) const;
   /// The path of a key; empty when it is absent or null.
   std::filesystem::path one(const JsonNode& section, const char* key) const;
   /// The paths of a key: a list, or one alone.

@@ -6,6 +6,7 @@
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/config/huggingface_model.h>
 #include <trireme/config/run_file.h>
+#include <trireme/generate/export_mark.h>
 #include <trireme/generate/model_files.h>
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/huggingface_families.h>
@@ -45,15 +46,6 @@ at::ScalarType type_in(const ordered_json& config) {
     }
   }
   return at::kFloat;
-}
-
-bool is_export(const fs::path& folder) {
-  std::error_code ignored;
-  if (!fs::is_regular_file(folder / "config.json", ignored)) {
-    return false;
-  }
-  const JsonNode root = JsonNode::parse_file(folder / "config.json");
-  return root.is_object() && root.find(config::kExportKey) != nullptr;
 }
 
 // A link's own folder: what replaces it is there, not in the place of the link.
@@ -146,7 +138,7 @@ ordered_json config_of(const config::ModelConfig& model, const ordered_json& bas
 } // namespace
 
 void check_export_folder(const fs::path& folder, const fs::path& source) {
-  const auto refuse = [&](const char* what) {
+  const auto refuse = [&](const std::string& what) {
     throw InputError("export", concat(folder.string(), what), "Name a new folder, or an earlier export.");
   };
   std::error_code failed;
@@ -163,8 +155,15 @@ void check_export_folder(const fs::path& folder, const fs::path& source) {
   if (!source.empty() && fs::equivalent(folder, source, failed)) {
     refuse(" is the folder that the model began with");
   }
-  if (!fs::is_empty(folder, failed) && !is_export(folder)) {
+  if (fs::is_empty(folder, failed)) {
+    return;
+  }
+  const ExportMark mark = read_export_mark(folder);
+  if (!mark.step) {
     refuse(" is not empty, and no earlier export");
+  }
+  if (!mark.changed.empty()) {
+    refuse(concat(" was exported at step ", *mark.step, ", and ", mark.changed, " is not as it was then"));
   }
 }
 
@@ -174,6 +173,7 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
       JsonNode::parse(saved.config().dump(), (saved.folder() / "manifest.json").string()), saved.folder());
   const config::ModelConfig model = model_in(saved, run);
   check_export_folder(folder, run.model.init_from());
+  const std::optional<int64_t> replaced = read_export_mark(folder).step;
   Replacement made(resolved(folder));
 
   copy_kept_files(saved.folder(), made.path());
@@ -181,7 +181,7 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
   std::error_code ignored;
   const ordered_json kept =
       fs::exists(config_file, ignored) ? JsonNode::parse_file(config_file).plain() : ordered_json::object();
-  Exported out{saved.step(), 0, dtype.value_or(type_in(kept))};
+  Exported out{saved.step(), 0, dtype.value_or(type_in(kept)), replaced};
 
   std::vector<models::SavedParameter> parameters;
   std::set<std::string> names; // a tied head repeats the embedding
@@ -215,8 +215,8 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
   }
   described.erase("dtype");
   described["torch_dtype"] = name_of(out.dtype); // transformers of any version reads it
-  described[config::kExportKey] = out.step;
   write_file_atomically(config_file, described.dump(2) + "\n");
+  write_export_mark(made.path(), out.step);
   made.take_place();
   return out;
 }

@@ -8,7 +8,8 @@
 
 namespace trireme::generate {
 
-/// Checks that export_model() may write `folder`: a new one, an empty one, or an earlier export, which it replaces.
+/// Checks that export_model() may write `folder`: a new one, an empty one, or an earlier export whose files nobody has
+/// changed since, nor added others; it is replaced.
 /// `source`: the folder the model began with, which must stay. Errors: InputError.
 void check_export_folder(const std::filesystem::path& folder, const std::filesystem::path& source = {});
 
@@ -16,6 +17,7 @@ struct Exported {
   int64_t step = 0;
   int64_t parameters = 0;
   at::ScalarType dtype = at::kFloat;
+  std::optional<int64_t> replaced; ///< step of the earlier export that was there
 };
 
 /// Writes a checkpoint (one, a folder of them, or a run's folder) of a gpt, llama or bert as a Hugging Face folder:

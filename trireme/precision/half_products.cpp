@@ -18,6 +18,7 @@ namespace trireme::precision {
 namespace {
 
 constexpr int64_t kMostElements = int64_t{1} << 24; // of an fp32 copy: 64 MB
+constexpr int64_t kLeastRows = 4;
 
 // beta * addend + alpha * a b. Without an addend a b.
 struct Sum {
@@ -32,10 +33,22 @@ bool is_slow(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? bf16 : tensor.scalar_type() == at::kHalf && fp16;
 }
 
-// False for operands that do not fit: ATen's kernel says why.
-bool takes(const at::Tensor& a, const at::Tensor& b, int64_t dims) {
-  return is_slow(a) && a.scalar_type() == b.scalar_type() && a.dim() == dims && b.dim() == dims &&
-         a.size(-1) == b.size(-2) && (dims == 2 || a.size(0) == b.size(0));
+at::DimVector sizes_of(const at::Tensor& a, const at::Tensor& b) {
+  at::DimVector sizes(a.sizes());
+  sizes.back() = b.size(-1);
+  return sizes;
+}
+
+// False for what ATen's kernel refuses, and for a few rows: converting the other operand would take longer.
+bool takes(const at::Tensor& a, const at::Tensor& b, int64_t dims, const at::Tensor& addend = {}) {
+  return is_slow(a) && b.scalar_type() == a.scalar_type() && a.dim() == dims && b.dim() == dims &&
+         a.size(-1) == b.size(-2) && (dims == 2 || a.size(0) == b.size(0)) && a.size(-2) >= kLeastRows &&
+         b.size(-1) >= kLeastRows && (!addend.defined() || addend.scalar_type() == a.scalar_type());
+}
+
+// Whether ATen would write such a product here without a warning.
+bool fits(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  return out.scalar_type() == a.scalar_type() && (out.numel() == 0 || out.sizes() == at::IntArrayRef(sizes_of(a, b)));
 }
 
 at::Tensor fp32(const at::Tensor& tensor) {
@@ -77,12 +90,6 @@ void multiply_batch(const at::Tensor& out, const at::Tensor& a, const at::Tensor
   });
 }
 
-at::DimVector sizes_of(const at::Tensor& a, const at::Tensor& b) {
-  at::DimVector sizes(a.sizes());
-  sizes.back() = b.size(-1);
-  return sizes;
-}
-
 at::Tensor& product_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const Sum& sum = {}) {
   if (const at::DimVector sizes = sizes_of(a, b); out.sizes() != at::IntArrayRef(sizes)) {
     out.resize_(sizes);
@@ -106,7 +113,7 @@ at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor& mm_out(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
-  return takes(a, b, 2) && is_slow(out) ? product_into(out, a, b) : at::cpu::mm_out(out, a, b);
+  return takes(a, b, 2) && fits(out, a, b) ? product_into(out, a, b) : at::cpu::mm_out(out, a, b);
 }
 
 at::Tensor bmm(const at::Tensor& a, const at::Tensor& b) {
@@ -114,42 +121,45 @@ at::Tensor bmm(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor& bmm_out(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
-  return takes(a, b, 3) && is_slow(out) ? product_into(out, a, b) : at::cpu::bmm_out(out, a, b);
+  return takes(a, b, 3) && fits(out, a, b) ? product_into(out, a, b) : at::cpu::bmm_out(out, a, b);
 }
 
 at::Tensor addmm(const at::Tensor& addend, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                  const at::Scalar& alpha) {
-  return takes(a, b, 2) ? product(a, b, sum_of(addend, a, b, beta, alpha)) : at::cpu::addmm(addend, a, b, beta, alpha);
+  return takes(a, b, 2, addend) ? product(a, b, sum_of(addend, a, b, beta, alpha))
+                                : at::cpu::addmm(addend, a, b, beta, alpha);
 }
 
 at::Tensor& addmm_out(const at::Tensor& addend, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                       const at::Scalar& alpha, at::Tensor& out) {
-  return takes(a, b, 2) && is_slow(out) ? product_into(out, a, b, sum_of(addend, a, b, beta, alpha))
-                                        : at::cpu::addmm_out(out, addend, a, b, beta, alpha);
+  return takes(a, b, 2, addend) && fits(out, a, b) ? product_into(out, a, b, sum_of(addend, a, b, beta, alpha))
+                                                   : at::cpu::addmm_out(out, addend, a, b, beta, alpha);
 }
 
 at::Tensor& addmm_(at::Tensor& addend, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                    const at::Scalar& alpha) {
-  return takes(a, b, 2) ? product_into(addend, a, b, {addend, beta, alpha})
-                        : at::cpu::addmm_(addend, a, b, beta, alpha);
+  return takes(a, b, 2, addend) && addend.sizes() == at::IntArrayRef(sizes_of(a, b))
+             ? product_into(addend, a, b, {addend, beta, alpha})
+             : at::cpu::addmm_(addend, a, b, beta, alpha);
 }
 
 at::Tensor baddbmm(const at::Tensor& addend, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                    const at::Scalar& alpha) {
-  return takes(a, b, 3) ? product(a, b, sum_of(addend, a, b, beta, alpha))
-                        : at::cpu::baddbmm(addend, a, b, beta, alpha);
+  return takes(a, b, 3, addend) ? product(a, b, sum_of(addend, a, b, beta, alpha))
+                                : at::cpu::baddbmm(addend, a, b, beta, alpha);
 }
 
 at::Tensor& baddbmm_out(const at::Tensor& addend, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                         const at::Scalar& alpha, at::Tensor& out) {
-  return takes(a, b, 3) && is_slow(out) ? product_into(out, a, b, sum_of(addend, a, b, beta, alpha))
-                                        : at::cpu::baddbmm_out(out, addend, a, b, beta, alpha);
+  return takes(a, b, 3, addend) && fits(out, a, b) ? product_into(out, a, b, sum_of(addend, a, b, beta, alpha))
+                                                   : at::cpu::baddbmm_out(out, addend, a, b, beta, alpha);
 }
 
 at::Tensor& baddbmm_(at::Tensor& addend, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                      const at::Scalar& alpha) {
-  return takes(a, b, 3) ? product_into(addend, a, b, {addend, beta, alpha})
-                        : at::cpu::baddbmm_(addend, a, b, beta, alpha);
+  return takes(a, b, 3, addend) && addend.sizes() == at::IntArrayRef(sizes_of(a, b))
+             ? product_into(addend, a, b, {addend, beta, alpha})
+             : at::cpu::baddbmm_(addend, a, b, beta, alpha);
 }
 
 // libtorch warns of each replaced kernel.

@@ -9,11 +9,12 @@ namespace trireme::precision {
 bool has_fast_products(c10::ScalarType type);
 
 /// Where has_fast_products() says no, products of bf16 or fp16 matrices on the CPU run in fp32 from now on, and are
-/// rounded once. libtorch's own loops take 3 to 100 times as long.
+/// rounded once. libtorch's own loops take 3 to 100 times as long, but for small products.
 ///
 /// For the whole process: aten::mm, addmm, bmm and baddbmm of CPU tensors, and so linear layers, matmul and their
-/// gradients, also under autocast. Other types are as before. Cost: fp32 copies of the operands while they are
-/// multiplied, in blocks of at most 64 MB. Repeated calls do nothing.
+/// gradients, also under autocast. Other types, products with less than 4 rows or columns, and vectors are as before.
+/// Cost: fp32 copies while a product is computed: one operand, and blocks of the other of 64 MB (or a matrix of a
+/// batch). engine::initialize() calls it on the CPU; repeated calls do nothing.
 void multiply_halves_in_fp32();
 
 } // namespace trireme::precision

@@ -39,8 +39,9 @@ void export_run(const config::RunConfig& run, const std::filesystem::path& run_f
   }
   try {
     engine::call_on_first(world.group(), [&] {
-      generate::export_model(run_folder / "checkpoints", folder);
-      log::info("Hugging Face folder: ", folder.string());
+      const auto replaced = generate::export_model(run_folder / "checkpoints", folder).replaced;
+      log::info("Hugging Face folder: ", folder.string(),
+                replaced ? concat(", in place of the export of step ", *replaced) : "");
     });
   } catch (const PeerError&) {
     throw;
