@@ -14,7 +14,7 @@ bool has_fast_products(c10::ScalarType type);
 /// For the whole process: aten::mm, addmm, bmm and baddbmm of CPU tensors, and so linear layers, matmul and their
 /// gradients, also under autocast. Other types, products with less than 4 rows or columns, and vectors are as before.
 /// Cost: fp32 copies while a product is computed: one operand, and blocks of the other of 64 MB (or a matrix of a
-/// batch). engine::initialize() calls it; repeated calls do nothing.
+/// batch). No engine calls it: call it first in main(). Repeated calls do nothing.
 void multiply_halves_in_fp32();
 
 } // namespace trireme::precision
