@@ -134,14 +134,17 @@ TEST_F(ExportFolderTest, WhatIsNoExportIsNotReplaced) {
 TEST_F(ExportFolderTest, AnEarlierExportIsReplaced) {
   run("train llama.json --out llama");
   run("train gpt.json --out gpt");
+  fs::create_directories(folder / "llama/model");
+  write_file_atomically(folder / "llama/model/tokenizer.json", "{}");
   run("export llama target --dtype bf16");
-  EXPECT_TRUE(fs::exists(folder / "target/tokenizer.json") || fs::exists(folder / "target/config.json"));
+  EXPECT_TRUE(fs::exists(folder / "target/tokenizer.json"));
   fs::create_directory_symlink("target", folder / "link");
   EXPECT_THAT(run("export gpt link"), HasSubstr("in place of the export of step 2"));
   const auto config = nlohmann::json::parse(read_file(folder / "target/config.json"));
   EXPECT_EQ(config.at("model_type"), "gpt2");
   EXPECT_EQ(config.at("torch_dtype"), "float32");
   EXPECT_FALSE(config.contains("rope_theta"));
+  EXPECT_FALSE(fs::exists(folder / "target/tokenizer.json"));
   EXPECT_TRUE(fs::is_symlink(folder / "link"));
   for (const auto& item : fs::directory_iterator(folder)) {
     EXPECT_EQ(item.path().filename().string().find(".tmp"), std::string::npos) << item.path();
