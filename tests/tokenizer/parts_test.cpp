@@ -12,6 +12,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <cstring>
 #include <map>
@@ -63,6 +64,54 @@ std::string normalized(const std::string& parts, std::string text) {
     step->apply(text);
   }
   return text;
+}
+
+// Every cut that threads may make, through what acts on neighbours: marks, line ends, clusters, spaces.
+TEST(NormalizerTest, ThreadsChangeTextAsOneDoes) {
+  const std::vector<std::string> kinds = {
+      R"({"type": "NFC"})",
+      R"({"type": "NFKD"})",
+      R"({"type": "Lowercase"})",
+      R"({"type": "StripAccents"})",
+      R"({"type": "Nmt"})",
+      R"({"type": "ByteLevel"})",
+      R"({"type": "Strip", "strip_left": true, "strip_right": true})",
+      R"({"type": "Prepend", "prepend": "_"})",
+      R"({"type": "Replace", "pattern": {"Regex": " {2,}|Aa"}, "content": "-"})",
+      concat(R"({"type": "Precompiled", "precompiled_charsmap": ")", base64(small_map()), "\"}"),
+      R"({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "lowercase": true})",
+  };
+  const std::vector<std::string> chars = {"a",      "A",      " ",      " ",      "~",      "\r",     "\n",   "\u00e9",
+                                          "\u0301", "\u0307", "\u4e2d", "\u200d", "\u200b", "\ufffd", "\x01", "\x7f"};
+  std::mt19937 random(5);
+  for (const std::string& kind : kinds) {
+    const Normalizers one = read_normalizers(JsonNode::parse(kind, "normalizer"));
+    for (int round = 0; round < 300; ++round) {
+      std::string text;
+      for (int i = 0; i < 10; ++i) {
+        text += chars[random() % chars.size()];
+      }
+      std::string expected = text;
+      std::string actual = text;
+      const bool kept = one.front()->apply(expected);
+      EXPECT_EQ(apply_with_threads(*one.front(), actual, static_cast<int>(2 + random() % text.size()), 1), kept);
+      ASSERT_EQ(actual, expected) << kind << ": " << nlohmann::json(text).dump();
+    }
+  }
+}
+
+TEST(NormalizerTest, ThreadsReportTheFirstError) {
+  struct Refusing final : Normalizer {
+    bool apply(std::string& text) const override { throw InputError("test", text); }
+    bool is_local() const override { return true; }
+  };
+  std::string text = "abcd";
+  try {
+    apply_with_threads(Refusing(), text, 2, 1);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("ab"));
+  }
 }
 
 TEST(PrecompiledTest, ReplacesWhatTheMapHas) {

@@ -9,6 +9,7 @@
 #include <trireme/fused/fused.h>
 #include <trireme/models/lone_block.h>
 #include <trireme/parallel/tensor/attention.h>
+#include <trireme/precision/half_products.h>
 
 #include <torch/autograd.h>
 #include <torch/utils.h>
@@ -391,6 +392,7 @@ json collectives(const comm::Group& group, const json& spec) {
 } // namespace
 
 int measure_machine_as_rank(const std::filesystem::path& file) {
+  precision::multiply_halves_in_fp32(); // as an engine does
   const json spec = json::parse(read_file(file));
   json result;
   comm::World world = comm::World::connect();

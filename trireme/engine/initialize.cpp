@@ -18,6 +18,7 @@
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/training_state.h>
+#include <trireme/precision/half_products.h>
 
 #include <nlohmann/json.hpp>
 
@@ -92,6 +93,7 @@ Resolved resolve(comm::World& world, const InitializeOptions& given) {
     out.device =
         current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size()));
   });
+  precision::multiply_halves_in_fp32(); // on a GPU too: what is left on the CPU has one result in every process
   resolve_precision(options.config.precision, world.group(), out.device);
   check_together(world.group(), [&] { check_compatibility(given, options.config.precision, world, out.device); });
   check_split(options);

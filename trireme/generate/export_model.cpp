@@ -137,7 +137,7 @@ ordered_json config_of(const config::ModelConfig& model, const ordered_json& bas
 
 } // namespace
 
-void check_export_folder(const fs::path& folder, const fs::path& source) {
+std::optional<int64_t> check_export_folder(const fs::path& folder, const fs::path& source) {
   const auto refuse = [&](const std::string& what) {
     throw InputError("export", concat(folder.string(), what), "Name a new folder, or an earlier export.");
   };
@@ -147,7 +147,7 @@ void check_export_folder(const fs::path& folder, const fs::path& source) {
     if (fs::is_symlink(fs::symlink_status(folder, failed))) {
       refuse(" is a link to nothing");
     }
-    return;
+    return std::nullopt;
   }
   if (!fs::is_directory(there)) {
     refuse(" is a file");
@@ -156,7 +156,7 @@ void check_export_folder(const fs::path& folder, const fs::path& source) {
     refuse(" is the folder that the model began with");
   }
   if (fs::is_empty(folder, failed)) {
-    return;
+    return std::nullopt;
   }
   const ExportMark mark = read_export_mark(folder);
   if (!mark.step) {
@@ -165,6 +165,7 @@ void check_export_folder(const fs::path& folder, const fs::path& source) {
   if (!mark.changed.empty()) {
     refuse(concat(" was exported at step ", *mark.step, ", and ", mark.changed, " is not as it was then"));
   }
+  return mark.step;
 }
 
 Exported export_model(const fs::path& from, const fs::path& folder, std::optional<at::ScalarType> dtype) {
@@ -172,8 +173,7 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
   const config::RunConfig run = config::read_run(
       JsonNode::parse(saved.config().dump(), (saved.folder() / "manifest.json").string()), saved.folder());
   const config::ModelConfig model = model_in(saved, run);
-  check_export_folder(folder, run.model.init_from());
-  const std::optional<int64_t> replaced = read_export_mark(folder).step;
+  const std::optional<int64_t> replaced = check_export_folder(folder, run.model.init_from());
   Replacement made(resolved(folder));
 
   copy_kept_files(saved.folder(), made.path());

@@ -9,9 +9,10 @@
 namespace trireme::generate {
 
 /// Checks that export_model() may write `folder`: a new one, an empty one, or an earlier export whose files nobody has
-/// changed since, nor added others; it is replaced.
+/// changed since, nor added others; it is replaced. Returns the step of such an export.
 /// `source`: the folder the model began with, which must stay. Errors: InputError.
-void check_export_folder(const std::filesystem::path& folder, const std::filesystem::path& source = {});
+std::optional<int64_t> check_export_folder(const std::filesystem::path& folder,
+                                           const std::filesystem::path& source = {});
 
 struct Exported {
   int64_t step = 0;

@@ -6,18 +6,23 @@
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
 #include <ATen/ops/bmm_cpu_dispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <optional>
 
 namespace trireme::precision {
 namespace {
 
-constexpr int64_t kMostElements = int64_t{1} << 24; // of an fp32 copy: 64 MB
+constexpr int64_t kBlock = int64_t{1} << 20; // elements of an fp32 copy: 4 MB
+constexpr int64_t kLeastOfBlock = 256;       // rows or columns, so that copies cost little beside the product
 constexpr int64_t kLeastRows = 4;
 
 // beta * addend + alpha * a b. Without an addend a b.
@@ -25,6 +30,11 @@ struct Sum {
   std::optional<at::Tensor> addend = std::nullopt; // [n, m], or [batch, n, m]
   at::Scalar beta = 1;
   at::Scalar alpha = 1;
+
+  template <typename Block>
+  Sum part(const Block& block) const {
+    return {addend ? std::optional(block(*addend)) : std::nullopt, beta, alpha};
+  }
 };
 
 bool is_slow(const at::Tensor& tensor) {
@@ -51,13 +61,48 @@ bool fits(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   return out.scalar_type() == a.scalar_type() && (out.numel() == 0 || out.sizes() == at::IntArrayRef(sizes_of(a, b)));
 }
 
-at::Tensor fp32(const at::Tensor& tensor) {
-  return tensor.to(at::kFloat);
+// A thread's fp32 copies, kept for its next product: malloc would leave holes of them between blocks that stay.
+at::Tensor scratch(int place, at::IntArrayRef sizes) {
+  struct Memory {
+    c10::DataPtr data;
+    size_t bytes = 0;
+  };
+  thread_local std::array<Memory, 3> places;
+  Memory& memory = places.at(place);
+  const size_t bytes = c10::multiply_integers(sizes) * sizeof(float);
+  if (memory.bytes < bytes) {
+    memory.data.clear();
+    memory.data = c10::GetCPUAllocator()->allocate(bytes);
+    memory.bytes = bytes;
+  }
+  return at::from_blob(memory.data.get(), sizes, at::kFloat);
+}
+
+// With the same order of dimensions: a transposed matrix stays one.
+at::Tensor fp32(int place, const at::Tensor& tensor) {
+  if (tensor.stride(-1) != 1 && tensor.stride(-2) == 1) {
+    return fp32(place, tensor.transpose(-2, -1)).transpose(-2, -1);
+  }
+  return scratch(place, tensor.sizes()).copy_(tensor);
+}
+
+// Small enough for fp32 copies.
+void multiply_block(const at::Tensor& out, const at::Tensor& left, const at::Tensor& right, const Sum& sum) {
+  const bool batch = out.dim() == 3;
+  at::Tensor result = scratch(2, out.sizes());
+  if (sum.addend) {
+    result.copy_(*sum.addend);
+    batch ? at::cpu::baddbmm_(result, left, right, sum.beta, sum.alpha)
+          : at::cpu::addmm_(result, left, right, sum.beta, sum.alpha);
+  } else {
+    batch ? at::cpu::bmm_out(result, left, right) : at::cpu::mm_out(result, left, right);
+  }
+  out.copy_(result);
 }
 
 // Calls f(begin, count) for blocks of [0, size), of which one has `each` elements.
-void in_blocks(int64_t size, int64_t each, const std::function<void(int64_t, int64_t)>& f) {
-  const int64_t most = std::max<int64_t>(1, kMostElements / std::max<int64_t>(each, 1));
+void in_blocks(int64_t size, int64_t each, int64_t least, const std::function<void(int64_t, int64_t)>& f) {
+  const int64_t most = std::max(least, kBlock / std::max<int64_t>(each, 1));
   for (int64_t begin = 0; begin < size; begin += most) {
     f(begin, std::min(most, size - begin));
   }
@@ -65,28 +110,26 @@ void in_blocks(int64_t size, int64_t each, const std::function<void(int64_t, int
 
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const Sum& sum) {
   const int64_t n = a.size(0), k = a.size(1), m = b.size(1);
-  const int64_t dim = m >= n ? 1 : 0; // the longer one is split
-  const at::Tensor whole = fp32(dim == 1 ? a : b);
-  in_blocks(dim == 1 ? m : n, std::max(k, dim == 1 ? n : m), [&](int64_t begin, int64_t count) {
-    const at::Tensor part = fp32((dim == 1 ? b : a).narrow(dim, begin, count));
-    const at::Tensor& left = dim == 1 ? whole : part;
-    const at::Tensor& right = dim == 1 ? part : whole;
-    out.narrow(dim, begin, count)
-        .copy_(sum.addend
-                   ? at::cpu::addmm(fp32(sum.addend->narrow(dim, begin, count)), left, right, sum.beta, sum.alpha)
-                   : at::cpu::mm(left, right));
+  in_blocks(m, k, kLeastOfBlock, [&](int64_t column, int64_t columns) {
+    const at::Tensor right = fp32(1, b.narrow(1, column, columns));
+    in_blocks(n, std::max(k, columns), kLeastOfBlock, [&](int64_t row, int64_t rows) {
+      const auto block = [&](const at::Tensor& whole) { return whole.narrow(0, row, rows).narrow(1, column, columns); };
+      multiply_block(block(out), fp32(0, a.narrow(0, row, rows)), right, sum.part(block));
+    });
   });
 }
 
 void multiply_batch(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const Sum& sum) {
   const int64_t n = a.size(1), k = a.size(2), m = b.size(2);
-  in_blocks(a.size(0), std::max({n * k, k * m, n * m}), [&](int64_t begin, int64_t count) {
-    const at::Tensor left = fp32(a.narrow(0, begin, count));
-    const at::Tensor right = fp32(b.narrow(0, begin, count));
-    out.narrow(0, begin, count)
-        .copy_(sum.addend
-                   ? at::cpu::baddbmm(fp32(sum.addend->narrow(0, begin, count)), left, right, sum.beta, sum.alpha)
-                   : at::cpu::bmm(left, right));
+  const int64_t each = std::max({n * k, k * m, n * m});
+  in_blocks(a.size(0), each, 1, [&](int64_t begin, int64_t count) {
+    if (each > kBlock) {
+      const auto matrix = [&](const at::Tensor& whole) { return whole.select(0, begin); };
+      multiply(matrix(out), matrix(a), matrix(b), sum.part(matrix));
+    } else {
+      const auto block = [&](const at::Tensor& whole) { return whole.narrow(0, begin, count); };
+      multiply_block(block(out), fp32(0, block(a)), fp32(1, block(b)), sum.part(block));
+    }
   });
 }
 

@@ -13,8 +13,8 @@ bool has_fast_products(c10::ScalarType type);
 ///
 /// For the whole process: aten::mm, addmm, bmm and baddbmm of CPU tensors, and so linear layers, matmul and their
 /// gradients, also under autocast. Other types, products with less than 4 rows or columns, and vectors are as before.
-/// Cost: fp32 copies while a product is computed: one operand, and blocks of the other of 64 MB (or a matrix of a
-/// batch). No engine calls it: call it first in main(). Repeated calls do nothing.
+/// Cost: a thread keeps fp32 copies of blocks of both operands and of the result, 4 MB each (more if 256 rows are
+/// more). engine::initialize() calls it; repeated calls do nothing.
 void multiply_halves_in_fp32();
 
 } // namespace trireme::precision

@@ -28,7 +28,11 @@ bool for_each_char(std::string& text, Change&& change) {
   return kept;
 }
 
-class Form final : public Normalizer {
+struct LocalNormalizer : Normalizer {
+  bool is_local() const final { return true; }
+};
+
+class Form final : public LocalNormalizer {
  public:
   explicit Form(NormalForm form) : form_(form) {}
   bool apply(std::string& text) const override {
@@ -40,12 +44,12 @@ class Form final : public Normalizer {
   NormalForm form_;
 };
 
-class Lowercase final : public Normalizer {
+class Lowercase final : public LocalNormalizer {
  public:
   bool apply(std::string& text) const override { return for_each_char(text, append_lower); }
 };
 
-class StripAccents final : public Normalizer {
+class StripAccents final : public LocalNormalizer {
  public:
   bool apply(std::string& text) const override {
     if (is_ascii(text)) {
@@ -78,6 +82,7 @@ class Strip final : public Normalizer {
     text = text.substr(begin, end - begin);
     return begin == 0;
   }
+  bool is_local() const override { return false; }
 
  private:
   bool left_;
@@ -93,6 +98,7 @@ class Prepend final : public Normalizer {
     }
     return true;
   }
+  bool is_local() const override { return false; }
 
  private:
   std::string prefix_;
@@ -110,13 +116,14 @@ class Replace final : public Normalizer {
     text = replace_matches(text, expression_, content_);
     return kept;
   }
+  bool is_local() const override { return false; }
 
  private:
   Expression expression_;
   std::string content_;
 };
 
-class ByteLevel final : public Normalizer {
+class ByteLevel final : public LocalNormalizer {
  public:
   bool apply(std::string& text) const override {
     std::string out;
@@ -127,7 +134,7 @@ class ByteLevel final : public Normalizer {
 };
 
 // The rules of sentencepiece's "nmt" normalization.
-class Nmt final : public Normalizer {
+class Nmt final : public LocalNormalizer {
  public:
   bool apply(std::string& text) const override {
     return for_each_char(text, [](std::string& out, char32_t code) {
@@ -146,7 +153,7 @@ class Nmt final : public Normalizer {
 };
 
 // The first steps of BERT's original tokenizer (Devlin et al. 2018).
-class Bert final : public Normalizer {
+class Bert final : public LocalNormalizer {
  public:
   struct Options {
     bool clean_text;

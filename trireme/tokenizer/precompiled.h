@@ -20,6 +20,7 @@ class Precompiled final : public Normalizer {
 
   /// Errors: InputError if the map writes what is not UTF-8.
   bool apply(std::string& text) const override;
+  bool is_local() const override { return true; } // by grapheme clusters
 
  private:
   std::optional<std::string_view> replacement(std::string_view part) const;

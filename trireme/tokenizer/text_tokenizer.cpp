@@ -89,7 +89,7 @@ std::vector<int32_t> TextTokenizer::encode(std::string_view text, bool add_speci
 }
 
 // Calls `added` with added tokens and `piece` with the normalized text between them.
-void TextTokenizer::for_each_piece(std::string_view text, FunctionRef<void(int32_t)> added,
+void TextTokenizer::for_each_piece(std::string_view text, int threads, FunctionRef<void(int32_t)> added,
                                    FunctionRef<void(Word)> piece) const {
   const auto inner = [&](std::string_view normalized, bool is_first) {
     normalized_added_.split(normalized, [&](TextPart part) {
@@ -111,7 +111,7 @@ void TextTokenizer::for_each_piece(std::string_view text, FunctionRef<void(int32
     }
     changed = part.text;
     for (const auto& step : parts_.normalizers) {
-      is_first &= step->apply(changed);
+      is_first &= apply_with_threads(*step, changed, threads);
       check_growth(part.text.size(), changed.size(), source_);
     }
     inner(changed, is_first);
@@ -119,7 +119,8 @@ void TextTokenizer::for_each_piece(std::string_view text, FunctionRef<void(int32
 }
 
 void TextTokenizer::encode_valid(std::string_view text, WordCache& cache, std::vector<int32_t>& out) const {
-  for_each_piece(text, [&](int32_t id) { out.push_back(id); }, [&](Word piece) { split_from(0, piece, cache, out); });
+  for_each_piece(
+      text, 1, [&](int32_t id) { out.push_back(id); }, [&](Word piece) { split_from(0, piece, cache, out); });
 }
 
 void TextTokenizer::split_from(size_t step, Word word, WordCache& cache, std::vector<int32_t>& out) const {

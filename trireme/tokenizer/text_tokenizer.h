@@ -60,14 +60,14 @@ class TextTokenizer final : public Tokenizer {
   void set_token(int32_t id, std::string text, bool special);
 
   void encode_valid(std::string_view text, WordCache& cache, std::vector<int32_t>& out) const;
-  void encode_piece(Word piece, WordCache& cache, std::vector<int32_t>& out) const;
   void split_from(size_t step, Word word, WordCache& cache, std::vector<int32_t>& out) const;
   void encode_word(std::string_view word, WordCache& cache, std::vector<int32_t>& out) const;
   PreTokenizer::Cut next_cut(std::string_view text, size_t begin) const;
   size_t encode_to_next_cut(Word piece, size_t begin, WordCache& cache, std::vector<int32_t>& out) const;
   void encode_chunk(Word piece, Chunk& chunk) const;
   bool encode_in_chunks(Word piece, int threads, WordCache& cache, std::vector<int32_t>& out) const;
-  void for_each_piece(std::string_view text, FunctionRef<void(int32_t)> added, FunctionRef<void(Word)> piece) const;
+  void for_each_piece(std::string_view text, int threads, FunctionRef<void(int32_t)> added,
+                      FunctionRef<void(Word)> piece) const;
 
   TokenizerParts parts_;
   std::string source_;

@@ -133,7 +133,7 @@ std::vector<int32_t> TextTokenizer::encode_with_threads(std::string_view text, i
   std::vector<int32_t> out;
   const Lease cache(*this);
   for_each_piece(
-      text, [&](int32_t id) { out.push_back(id); },
+      text, threads, [&](int32_t id) { out.push_back(id); },
       [&](Word piece) {
         if (!encode_in_chunks(piece, threads, *cache, out)) {
           split_from(0, piece, *cache, out);
