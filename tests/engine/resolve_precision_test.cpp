@@ -2,9 +2,11 @@
 #include "small_run.h"
 
 #include <trireme/engine/resolve_precision.h>
+#include <trireme/precision/half_products.h>
 
 #include <tests/support/run_ranks.h>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -49,6 +51,20 @@ TEST(ResolvePrecisionTest, WhatAllRanksMeasuredDecides) {
       EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
       EXPECT_FALSE(mine.bf16_if_faster);
     }
+  });
+}
+
+TEST(ResolvePrecisionTest, ProductsAreMeasuredAsAnEngineMakesThem) {
+  if (precision::has_fast_products(at::kBFloat16)) {
+    GTEST_SKIP() << "an engine leaves products to libtorch here";
+  }
+  on_ranks(1, [](comm::World& world) {
+    precision::PrecisionOptions mine = undecided();
+    resolve_precision(mine, world.group(), at::kCPU, std::nullopt, [](at::Device) {
+      const auto mm = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "");
+      EXPECT_THAT(mm.dumpComputedTable(), testing::HasSubstr("half_products.cpp"));
+      return StepSeconds{1.0, 2.0};
+    });
   });
 }
 

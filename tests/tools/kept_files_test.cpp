@@ -4,6 +4,12 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <map>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 namespace trireme::tools {
 namespace {
 
@@ -27,6 +33,15 @@ class RemovedSourceTest : public RunFolder {
     EXPECT_EQ(finished.status, 0) << words << '\n' << finished.output;
     return finished.output;
   }
+  // A token for each letter.
+  static nlohmann::ordered_json tokenizer_of(const std::string& letters) {
+    nlohmann::ordered_json vocabulary;
+    for (size_t i = 0; i < letters.size(); ++i) {
+      vocabulary[letters.substr(i, 1)] = i;
+    }
+    return {{"added_tokens", nlohmann::ordered_json::array()},
+            {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::ordered_json::array()}}}};
+  }
   // A model with more tokens than the tokenizer, as published ones have: it must not write those.
   std::string text_of(const std::string& from) const {
     return run(concat("generate ", from, " --prompt \"the \" --tokens 20 --json"));
@@ -36,13 +51,7 @@ class RemovedSourceTest : public RunFolder {
 // A run keeps what it needs of the folder that it began with, and of a tokenizer under any name.
 TEST_F(RemovedSourceTest, TheRunGeneratesAndExports) {
   const std::string letters = "abcdefghijklmnopqrstuvwxyz .";
-  nlohmann::ordered_json vocabulary;
-  for (size_t i = 0; i < letters.size(); ++i) {
-    vocabulary[letters.substr(i, 1)] = i;
-  }
-  const nlohmann::ordered_json letters_alone = {
-      {"added_tokens", nlohmann::ordered_json::array()},
-      {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::ordered_json::array()}}}};
+  const nlohmann::ordered_json letters_alone = tokenizer_of(letters);
   write_file_atomically(folder / "letters.json", letters_alone.dump());
   std::string text;
   for (int i = 0; i < 40; ++i) {
@@ -60,7 +69,13 @@ TEST_F(RemovedSourceTest, TheRunGeneratesAndExports) {
 
   const std::string by_first = text_of("first"), by_second = text_of("second");
   run("export second before");
+  write_file_atomically(folder / "letters.json", tokenizer_of({letters.rbegin(), letters.rend()}).dump());
+  EXPECT_EQ(text_of("first"), by_first) << "tokens are those that it was trained with";
   fs::remove(folder / "letters.json");
+
+  fs::copy(folder / "second", folder / "third", fs::copy_options::recursive);
+  fs::remove(folder / "source/model.safetensors"); // the checkpoint has weights
+  EXPECT_THAT(run("train second.json --out third --resume --set training.steps=3"), HasSubstr("step 3/3"));
   fs::remove_all(folder / "source");
   fs::rename(folder / "text.txt", folder / "elsewhere.txt");
   EXPECT_EQ(text_of("first"), by_first);
@@ -131,6 +146,29 @@ TEST_F(ExportFolderTest, WhatIsNoExportIsNotReplaced) {
 }
 
 // With all that was in it: neither its values' type nor its other files say anything about this model.
+TEST_F(ExportFolderTest, APlaceThatCannotHoldOneIsRefusedFirst) {
+  for (const auto& [place, why] : std::map<std::string, std::string>{
+           {"/proc", "/proc is where a file system is mounted, and cannot be replaced. Name a folder in it."},
+           {"text.txt/deep/out", "text.txt is not a folder"}}) {
+    const Finished refused = train(concat("llama.json --out run --set training.export=", place));
+    EXPECT_EQ(refused.status, 2) << refused.output;
+    EXPECT_THAT(refused.output, HasSubstr(why));
+    EXPECT_FALSE(fs::exists(folder / "run/checkpoints")) << place;
+  }
+}
+
+TEST_F(ExportFolderTest, OnlyWhatNoProcessHoldsIsCleared) {
+  run("train llama.json --out run");
+  fs::create_directory(folder / ".out.tmp.1");
+  fs::create_directory(folder / ".out.tmp.2");
+  const int held = ::open((folder / ".out.tmp.2").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(held, LOCK_EX), 0);
+  run("export run out");
+  EXPECT_FALSE(fs::exists(folder / ".out.tmp.1")) << "left by a process that was killed";
+  EXPECT_TRUE(fs::exists(folder / ".out.tmp.2")) << "another process writes it, perhaps in another container";
+  ::close(held);
+}
+
 TEST_F(ExportFolderTest, AnEarlierExportIsReplaced) {
   run("train llama.json --out llama");
   run("train gpt.json --out gpt");

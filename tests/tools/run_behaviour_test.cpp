@@ -25,18 +25,8 @@ using observe::training;
 using test::on_ranks;
 using test::run_ranks;
 using testing::IsEmpty;
-using train::returned_block_bytes;
 
 class RunBehaviourTest : public SmallTrainingTest {};
-
-TEST(ReturnedBlocksTest, AreInProportionToTheModel) {
-  constexpr int64_t kMiB = 1 << 20;
-  EXPECT_EQ(returned_block_bytes(0, true), kMiB);
-  EXPECT_EQ(returned_block_bytes(25'000'000, true), kMiB);
-  EXPECT_EQ(returned_block_bytes(64 * kMiB, true), 2 * kMiB);
-  EXPECT_EQ(returned_block_bytes(64 * kMiB, false), 4 * kMiB);
-  EXPECT_EQ(returned_block_bytes(10'000'000'000, true), 8 * kMiB) << "more, and units would stay";
-}
 
 TEST_F(RunBehaviourTest, EveryHonouredKeyIsObserved) {
   EXPECT_THAT(

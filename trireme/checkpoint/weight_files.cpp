@@ -29,16 +29,18 @@ fs::path choose(const fs::path& path) {
     }
   }
   if (files.empty()) {
-    throw InputError("safetensors",
-                     concat(path.string(),
-                            " has neither model.safetensors nor model.safetensors.index.json, nor any "
-                            "other .safetensors file"),
-                     "Convert a pytorch_model.bin with transformers: save_pretrained(FOLDER).");
+    throw InputError(
+        "safetensors",
+        concat(path.string(),
+               " has neither model.safetensors nor model.safetensors.index.json, nor any "
+               "other .safetensors file"),
+        "Download the weights, or convert a pytorch_model.bin with transformers: save_pretrained(FOLDER).");
   }
-  if (files.size() != 1 && files.front().filename().string().find("-of-") != std::string::npos) {
+  const std::string first = files.front().filename().string();
+  if (first.find("-of-") != std::string::npos && first.find("-of-00001.") == std::string::npos) {
     throw InputError("safetensors",
-                     concat(path.string(), " has ", files.size(), " parts such as ", files.front().filename().string(),
-                            ", and no model.safetensors.index.json, which says what is in which"),
+                     concat(path.string(), " has ", files.size(), files.size() == 1 ? " part, " : " parts such as ",
+                            first, ", and no model.safetensors.index.json, which says what is in which"),
                      "Download that file too.");
   }
   if (files.size() != 1) {

@@ -6,6 +6,7 @@
 #include <trireme/base/log.h>
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/device/choose.h>
+#include <trireme/device/cpu_allocator.h>
 #include <trireme/device/stream.h>
 #include <trireme/engine/build_agreement.h>
 #include <trireme/engine/build_buffers.h>
@@ -18,7 +19,6 @@
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/training_state.h>
-#include <trireme/precision/half_products.h>
 
 #include <nlohmann/json.hpp>
 
@@ -93,7 +93,6 @@ Resolved resolve(comm::World& world, const InitializeOptions& given) {
     out.device =
         current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size()));
   });
-  precision::multiply_halves_in_fp32(); // on a GPU too: what is left on the CPU has one result in every process
   resolve_precision(options.config.precision, world.group(), out.device);
   check_together(world.group(), [&] { check_compatibility(given, options.config.precision, world, out.device); });
   check_split(options);
@@ -104,6 +103,7 @@ Resolved resolve(comm::World& world, const InitializeOptions& given) {
 
 Initialized initialize(comm::World& world, const InitializeOptions& given) {
   fault::set_step(0);
+  device::install_cpu_allocator();
   const auto [options, device] = resolve(world, given);
   announce(options.config);
   auto impl = std::make_unique<Engine::Impl>();

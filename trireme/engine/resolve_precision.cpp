@@ -9,6 +9,7 @@
 #include <trireme/memory/recompute/state.h>
 #include <trireme/models/gpt.h>
 #include <trireme/precision/cast.h>
+#include <trireme/precision/half_products.h>
 
 #include <torch/utils.h>
 
@@ -96,6 +97,7 @@ StepSeconds time_small_gpt(at::Device device) {
 void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, at::Device device,
                        const std::optional<std::filesystem::path>& resumed,
                        const std::function<StepSeconds(at::Device)>& measure) {
+  precision::multiply_halves_in_fp32(); // on a GPU too: what is left on the CPU has one result in every process
   if (!precision.bf16_if_faster) {
     return;
   }

@@ -19,11 +19,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 #include <set>
 
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace trireme::generate {
@@ -59,11 +61,12 @@ fs::path resolved(const fs::path& folder) {
 // A new folder beside `folder`, which takes its place.
 class Replacement {
  public:
-  explicit Replacement(const fs::path& folder) : folder_(folder), made_(temporary_name(folder)) {
+  explicit Replacement(const fs::path& folder)
+      : folder_(folder), prefix_(concat('.', folder.filename().string(), ".tmp.")) {
     try {
       fs::create_directories(folder.parent_path());
       remove_left();
-      fs::create_directory(made_);
+      make();
     } catch (const fs::filesystem_error& error) {
       throw Error("export", concat("cannot make a folder beside ", folder.string(), ": ", error.code().message()),
                   "Name a folder in one that you may write.");
@@ -72,6 +75,7 @@ class Replacement {
   ~Replacement() {
     std::error_code ignored;
     fs::remove_all(made_, ignored);
+    ::close(lock_);
   }
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;
@@ -94,22 +98,63 @@ class Replacement {
   }
 
  private:
-  // What processes of this host left that were killed while they exported.
+  // Locked while this process lives, so that no other one takes it for what a killed one left.
+  void make() {
+    const auto is_there = [&] {
+      struct stat opened = {}, named = {};
+      return ::fstat(lock_, &opened) == 0 && ::stat(made_.c_str(), &named) == 0 && opened.st_ino == named.st_ino;
+    };
+    do {
+      ::close(lock_);
+      do {
+        made_ = folder_.parent_path() / concat(prefix_, std::random_device()());
+      } while (!fs::create_directory(made_));
+      lock_ = ::open(made_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      ::flock(lock_, LOCK_EX);
+    } while (lock_ >= 0 && !is_there()); // removed before it was locked
+  }
+
+  // What killed processes left.
   void remove_left() const {
-    const std::string mine = made_.filename().string();
-    const std::string prefix = mine.substr(0, mine.find_last_not_of("0123456789") + 1);
     std::error_code ignored;
     for (const auto& item : fs::directory_iterator(folder_.parent_path(), ignored)) {
       const std::string name = item.path().filename().string();
-      const int process = name.starts_with(prefix) ? std::atoi(name.c_str() + prefix.size()) : 0;
-      if (process > 0 && (process == ::getpid() || (::kill(process, 0) != 0 && errno == ESRCH))) {
+      if (!name.starts_with(prefix_) || (name.ends_with(".old") && !fs::exists(folder_, ignored))) {
+        continue;
+      }
+      const int left = ::open(item.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+      if (left >= 0 && ::flock(left, LOCK_EX | LOCK_NB) == 0) {
         fs::remove_all(item.path(), ignored);
       }
+      ::close(left);
     }
   }
 
   fs::path folder_, made_;
+  std::string prefix_; // of the names of such folders
+  int lock_ = -1;
 };
+
+// A new folder is made beside it, and renamed.
+void check_place(const fs::path& folder) {
+  struct stat mine = {}, above = {};
+  if (::stat(folder.c_str(), &mine) == 0 && ::stat(folder.parent_path().c_str(), &above) == 0 &&
+      mine.st_dev != above.st_dev) {
+    throw InputError("export", concat(folder.string(), " is where a file system is mounted, and cannot be replaced"),
+                     "Name a folder in it.");
+  }
+  fs::path parent = folder.parent_path();
+  std::error_code failed;
+  while (!fs::exists(parent, failed) && parent.has_relative_path()) {
+    parent = parent.parent_path();
+  }
+  if (!fs::is_directory(parent, failed) || ::access(parent.c_str(), W_OK | X_OK) != 0) {
+    throw InputError("export",
+                     concat("cannot make ", folder.string(), ": ", parent.string(),
+                            fs::is_directory(parent, failed) ? " may not be written" : " is not a folder"),
+                     "Name a folder in one that you may write.");
+  }
+}
 
 config::ModelConfig model_in(const checkpoint::Checkpoint& saved, const config::RunConfig& run) {
   config::ModelConfig model = run.model;
@@ -143,10 +188,11 @@ std::optional<int64_t> check_export_folder(const fs::path& folder, const fs::pat
   };
   std::error_code failed;
   const fs::file_status there = fs::status(folder, failed);
+  if (!fs::exists(there) && fs::is_symlink(fs::symlink_status(folder, failed))) {
+    refuse(" is a link to nothing");
+  }
+  check_place(resolved(folder));
   if (!fs::exists(there)) {
-    if (fs::is_symlink(fs::symlink_status(folder, failed))) {
-      refuse(" is a link to nothing");
-    }
     return std::nullopt;
   }
   if (!fs::is_directory(there)) {
@@ -200,7 +246,15 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
       out.parameters += c10::multiply_integers(sizes);
     }
   }
-  models::save_huggingface(family_of(model), parameters, made.path(), {.dtype = out.dtype});
+  try {
+    models::save_huggingface(family_of(model), parameters, made.path(), {.dtype = out.dtype});
+  } catch (const Error&) {
+    if (fs::exists(saved.folder(), ignored)) {
+      throw;
+    }
+    throw Error("export", concat(saved.folder().string(), " was removed while it was read, perhaps by its training"),
+                "Export again, or raise training.keep_checkpoints.");
+  }
 
   ordered_json described = config_of(model, kept);
   const std::vector<std::string> labels = kept_labels(saved.folder());

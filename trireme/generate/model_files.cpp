@@ -172,11 +172,10 @@ void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
 
 fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint) {
   const fs::path& tokenizer = run.data.tokenizer;
-  std::error_code ignored;
-  if (!tokenizer.has_parent_path() || fs::exists(tokenizer, ignored) ||
-      tokenizer::vocab_and_merges_in(run.data.tokenizer)) {
+  if (!tokenizer.has_parent_path()) { // "bytes"
     return tokenizer;
   }
+  std::error_code ignored;
   const fs::path kept = kept_in(checkpoint);
   for (const fs::path& name :
        {tokenizer.filename(), fs::path("tokenizer.json"), fs::path("vocab.json"), fs::path("encoder.json")}) {
@@ -184,7 +183,7 @@ fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint
       return kept / name;
     }
   }
-  return tokenizer; // the error names it
+  return tokenizer;
 }
 
 } // namespace trireme::generate

@@ -26,7 +26,7 @@ void copy_kept_files(const std::filesystem::path& checkpoint, const std::filesys
 /// The names of labels that a run has kept; empty if they were numbers.
 std::vector<std::string> kept_labels(const std::filesystem::path& checkpoint);
 
-/// The tokenizer's path in `run`, or the run's own copy where there is no such file any more.
+/// The run's own copy of its tokenizer, or the path in `run` where there is none.
 std::filesystem::path kept_tokenizer(const config::RunConfig& run, const std::filesystem::path& checkpoint);
 
 } // namespace trireme::generate

@@ -18,11 +18,15 @@
 #include <functional>
 #include <optional>
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
 namespace trireme::precision {
 namespace {
 
 constexpr int64_t kBlock = int64_t{1} << 20; // elements of an fp32 copy: 4 MB
-constexpr int64_t kLeastOfBlock = 256;       // rows or columns, so that copies cost little beside the product
+constexpr int64_t kMostDepth = 4096;         // of a block: it has 256 rows at least, and copies cost little
 constexpr int64_t kLeastRows = 4;
 
 // beta * addend + alpha * a b. Without an addend a b.
@@ -86,23 +90,26 @@ at::Tensor fp32(int place, const at::Tensor& tensor) {
   return scratch(place, tensor.sizes()).copy_(tensor);
 }
 
-// Small enough for fp32 copies.
-void multiply_block(const at::Tensor& out, const at::Tensor& left, const at::Tensor& right, const Sum& sum) {
-  const bool batch = out.dim() == 3;
-  at::Tensor result = scratch(2, out.sizes());
+// Of fp32 blocks: `result` is the addend, or unset.
+void multiply_block(at::Tensor& result, const at::Tensor& left, const at::Tensor& right, const Sum& sum) {
+  const bool batch = result.dim() == 3;
   if (sum.addend) {
-    result.copy_(*sum.addend);
     batch ? at::cpu::baddbmm_(result, left, right, sum.beta, sum.alpha)
           : at::cpu::addmm_(result, left, right, sum.beta, sum.alpha);
   } else {
     batch ? at::cpu::bmm_out(result, left, right) : at::cpu::mm_out(result, left, right);
   }
-  out.copy_(result);
+}
+
+// Where the result of a block is, with the addend in it.
+at::Tensor begin_result(const at::Tensor& out, const Sum& sum) {
+  at::Tensor result = scratch(2, out.sizes());
+  return sum.addend ? result.copy_(*sum.addend) : result;
 }
 
 // Calls f(begin, count) for blocks of [0, size), of which one has `each` elements.
-void in_blocks(int64_t size, int64_t each, int64_t least, const std::function<void(int64_t, int64_t)>& f) {
-  const int64_t most = std::max(least, kBlock / std::max<int64_t>(each, 1));
+void in_blocks(int64_t size, int64_t each, const std::function<void(int64_t, int64_t)>& f) {
+  const int64_t most = std::max<int64_t>(1, kBlock / std::max<int64_t>(each, 1));
   for (int64_t begin = 0; begin < size; begin += most) {
     f(begin, std::min(most, size - begin));
   }
@@ -110,11 +117,22 @@ void in_blocks(int64_t size, int64_t each, int64_t least, const std::function<vo
 
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const Sum& sum) {
   const int64_t n = a.size(0), k = a.size(1), m = b.size(1);
-  in_blocks(m, k, kLeastOfBlock, [&](int64_t column, int64_t columns) {
-    const at::Tensor right = fp32(1, b.narrow(1, column, columns));
-    in_blocks(n, std::max(k, columns), kLeastOfBlock, [&](int64_t row, int64_t rows) {
+  const int64_t depth = std::min(k, kMostDepth);
+  in_blocks(m, depth, [&](int64_t column, int64_t columns) {
+    at::Tensor right; // kept for all rows where it is whole
+    in_blocks(n, std::max(depth, columns), [&](int64_t row, int64_t rows) {
       const auto block = [&](const at::Tensor& whole) { return whole.narrow(0, row, rows).narrow(1, column, columns); };
-      multiply_block(block(out), fp32(0, a.narrow(0, row, rows)), right, sum.part(block));
+      Sum rest = sum.part(block);
+      at::Tensor result = begin_result(block(out), rest);
+      for (int64_t begin = 0; begin == 0 || begin < k; begin += kMostDepth) {
+        const int64_t inner = std::min(kMostDepth, k - begin);
+        if (!right.defined() || k > kMostDepth) {
+          right = fp32(1, b.narrow(0, begin, inner).narrow(1, column, columns));
+        }
+        multiply_block(result, fp32(0, a.narrow(0, row, rows).narrow(1, begin, inner)), right, rest);
+        rest = {result, 1, sum.alpha}; // the next ones are added
+      }
+      block(out).copy_(result);
     });
   });
 }
@@ -122,13 +140,15 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, c
 void multiply_batch(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const Sum& sum) {
   const int64_t n = a.size(1), k = a.size(2), m = b.size(2);
   const int64_t each = std::max({n * k, k * m, n * m});
-  in_blocks(a.size(0), each, 1, [&](int64_t begin, int64_t count) {
+  in_blocks(a.size(0), each, [&](int64_t begin, int64_t count) {
     if (each > kBlock) {
       const auto matrix = [&](const at::Tensor& whole) { return whole.select(0, begin); };
       multiply(matrix(out), matrix(a), matrix(b), sum.part(matrix));
     } else {
       const auto block = [&](const at::Tensor& whole) { return whole.narrow(0, begin, count); };
-      multiply_block(block(out), fp32(0, block(a)), fp32(1, block(b)), sum.part(block));
+      at::Tensor result = begin_result(block(out), sum.part(block));
+      multiply_block(result, fp32(0, block(a)), fp32(1, block(b)), sum);
+      block(out).copy_(result);
     }
   });
 }
@@ -231,11 +251,16 @@ void replace_kernels() {
 
 bool has_fast_products(c10::ScalarType type) {
 #ifdef __x86_64__
-  __builtin_cpu_init();
-  if (type == at::kHalf) {
-    return __builtin_cpu_supports("avx512fp16") != 0;
+  if (type != at::kBFloat16 && type != at::kHalf) {
+    return true;
   }
-  return type != at::kBFloat16 || kernels::supported(kernels::Simd::avx512);
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kAvxNeConvert = 1 << 5; // GCC 12 has no name for it
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAvxNeConvert) != 0) {
+    return true;
+  }
+  __builtin_cpu_init();
+  return type == at::kHalf ? __builtin_cpu_supports("avx512fp16") != 0 : kernels::supported(kernels::Simd::avx512);
 #else
   (void)type; // libtorch has kernels of its own for Arm
   return true;

@@ -78,8 +78,6 @@ struct Shown {
   }
 };
 
-constexpr double kKeptPercent = 8; // a larger share needs an explanation
-
 // Deviation of an estimate, in percent of the measurement.
 double deviation(int64_t estimated, int64_t measured) {
   return measured == 0
@@ -364,10 +362,6 @@ void print_rest(const Shown& shown) {
     };
     compare(measured.device_peak_bytes ? "peak of the largest rank on its device" : "peak of the largest rank",
             shown.estimated_peak(), shown.measured_peak());
-    if (!measured.device_peak_bytes && deviation(shown.estimated_peak(), shown.measured_peak()) < -kKeptPercent) {
-      std::cout << "malloc keeps freed memory: with MALLOC_MMAP_THRESHOLD_=131072 the peak is what the "
-                   "ranks have allocated (docs/memory.md)\n";
-    }
     if (measured.comm_bytes) {
       compare("sent by rank 0 in a step", shown.of_first_steps().front().bytes(), *measured.comm_bytes);
     } else {

@@ -264,23 +264,6 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
   }
 }
 
-// Used if memory is short. Ranks with files or sharded parameters do it themselves.
-void give_back_freed_memory(const estimate::Run& run, const estimate::MemoryAtHand& at_hand,
-                            launch::LaunchOptions& options) {
-  constexpr const char* kThreshold = "MALLOC_MMAP_THRESHOLD_";
-  if (run.on_device || run.offload.uses_files() || run.shards(3) || env::text(kThreshold)) {
-    return;
-  }
-  const estimate::Need need = estimate::need_of(run);
-  if (!estimate::is_tight(need, at_hand)) {
-    return;
-  }
-  options.extra_env.emplace_back(kThreshold, "1048576");
-  log::info("memory is short (", at_hand.source, ' ', format_bytes(static_cast<double>(at_hand.bytes)),
-            ", the ranks need about ", format_bytes(static_cast<double>(need.peak_of_all)),
-            "): malloc gives back at once what they free, which makes steps slower");
-}
-
 // malloc's arena per thread takes address space, and threads of transfers have one too.
 void limit_arenas(const estimate::MemoryAtHand& at_hand, launch::LaunchOptions& options) {
   constexpr const char* kArenas = "MALLOC_ARENA_MAX";
@@ -409,7 +392,6 @@ int train_job(TrainCommand command, const Program& program) {
     const estimate::MemoryAtHand at_hand = estimate::memory_at_hand();
     check_memory(described, command.run_file, overrides, ranks, at_hand, program.types);
     check_files(described);
-    give_back_freed_memory(described, at_hand, options);
     limit_arenas(at_hand, options);
   }
   if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {

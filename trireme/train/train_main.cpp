@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
+#include <trireme/device/cpu_allocator.h>
 #include <trireme/launch/agent.h>
 #include <trireme/train/add_commands.h>
 #include <trireme/train/commands.h>
@@ -90,6 +91,7 @@ int run_rank(int argc, char** argv, const Registry& registry) {
 
 int run_program(const std::function<int()>& program) {
   try {
+    device::install_cpu_allocator();
     return ended_with(with_output_written(program()));
   } catch (const ExitNow& done) {
     return with_output_written(done.code);

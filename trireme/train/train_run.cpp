@@ -37,8 +37,6 @@
 #include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
-#include <malloc.h>
-
 #include <cmath>
 #include <optional>
 
@@ -46,11 +44,6 @@ namespace trireme::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-// malloc threshold while modules are built and sharded or put into files one by one: memory freed by one goes back to
-// the system. malloc cannot reuse the place of an aligned block for another size, so a model of many layers left as
-// much as its parameters.
-constexpr int64_t kBlocksOfModules = 128 << 10;
 
 class TrainRun {
  public:
@@ -87,9 +80,6 @@ class TrainRun {
     options.run_token = writer_.token();
     engine_ = engine::initialize(world, options).engine;
     resume();
-    if (returned_blocks_ > 0) {
-      return_blocks_of(returned_blocks_);
-    }
     if (datasets_.validation) { // a silent worker may have to report later
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation,
                                             engine_->train_micro_batch_size_per_gpu(), engine_->group().rank(),
@@ -124,8 +114,6 @@ class TrainRun {
   }
   at::Device choose_device();
   mesh::Mesh make_mesh();
-  void prepare_room();
-  static void return_blocks_of(int64_t bytes) { ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(bytes)); }
   data::Datasets open_data();
   Task build_task();
   std::optional<RunStart> begin() const;
@@ -147,10 +135,10 @@ class TrainRun {
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
   at::Device device_;
-  int64_t returned_blocks_ = 0; // while it trains; 0: malloc's default
   mesh::Mesh mesh_;
   RunWriter writer_;
-  std::optional<RunStart> start_; // absent: from the beginning
+  std::optional<RunStart> start_;                // absent: from the beginning
+  std::optional<config::RunConfig> resumed_run_; // what a model is built of whose weights are in a checkpoint
   data::Datasets datasets_;
   Task task_;
   std::shared_ptr<engine::Engine> engine_;
@@ -182,21 +170,6 @@ mesh::Mesh TrainRun::make_mesh() {
                               .tensor = static_cast<int>(parallel.tensor)});
 }
 
-// Called before modules are built, perhaps into files.
-void TrainRun::prepare_room() {
-  if ((!run_.engine.uses_files() && !shards_parameters()) || !plan::can_describe(run_)) {
-    return;
-  }
-  estimate::Run described = describe_run(run_, ranks_of_run()).run;
-  described.on_device = !device_.is_cpu();
-  const bool files = run_.engine.offload.uses_files();
-  if ((files || shards_parameters()) && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
-    returned_blocks_ = returned_block_bytes(described.model.parameters(), files);
-    return_blocks_of(kBlocksOfModules);
-  }
-  report_disks(described, world_);
-}
-
 data::Datasets TrainRun::open_data() {
   DataContext context{run_, world_};
   const comm::Group group = mesh_.group(mesh::Axis::data);
@@ -211,7 +184,11 @@ Task TrainRun::build_task() {
                             start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) +
                      world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
-  prepare_room();
+  if (run_.engine.uses_files() && plan::can_describe(run_)) {
+    estimate::Run described = describe_run(run_, ranks_of_run()).run;
+    described.on_device = !device_.is_cpu();
+    report_disks(described, world_);
+  }
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // initialize() shards a list of layers as it builds it
     std::shared_ptr<bucket::StateStore> store;
@@ -227,13 +204,18 @@ Task TrainRun::build_task() {
   ranks.tensor = {mesh_.group(mesh::Axis::tensor), run_.parallel.sequence_parallel};
   ranks.context = mesh_.group(mesh::Axis::context);
   ranks.context_kind = run_.parallel.context_kind;
-  return registry_.make_task({run_, datasets_, ranks});
+  if (!start_ || worker_ || !checkpoint::find_newest(start_->from, world_.group())) {
+    return registry_.make_task({run_, datasets_, ranks});
+  }
+  resumed_run_ = run_;
+  resumed_run_->model.init_from().clear(); // the checkpoint has the weights
+  return registry_.make_task({*resumed_run_, datasets_, ranks});
 }
 
 // Claims the run folder before reading anything, so that a training still running elsewhere stops saving.
 std::optional<RunStart> TrainRun::begin() const {
   engine::check_together(world_.group(), [&] {
-    if (world_.rank() == 0 && !run_.training.export_to.empty()) {
+    if (world_.rank() == 0 && !run_.training.export_to.empty() && !env::flag("TRIREME_RESTART")) {
       generate::check_export_folder(run_.training.export_to, run_.model.init_from());
     }
     if (!worker_ && world_.rank() == 0) { // a worker claims it when it becomes the first

@@ -54,10 +54,6 @@ Need need_of(const Run& run) {
                        : need_of(memory_of(layouts), run.ranks_of_stage());
 }
 
-bool is_tight(const Need& need, const MemoryAtHand& memory) {
-  return (1 + kKept) * static_cast<double>(need.peak_of_all) > static_cast<double>(memory.bytes);
-}
-
 std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t ranks) {
   if (exceeds(mapped(need.least_of_a_rank), memory.process_bytes)) {
     return concat(need.what, " of a rank need ", format_bytes(need.least_of_a_rank), ", libraries and stacks ",

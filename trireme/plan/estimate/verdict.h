@@ -35,13 +35,6 @@ Need need_of(const Run& run);
 /// wrong by that much for the run to fit.
 inline constexpr double kMargin = 1.1;
 
-/// Share of the estimated peak that malloc may keep of freed memory; up to 0.66 was measured (docs/plan.md).
-inline constexpr double kKept = 0.7;
-
-/// Whether ranks on the CPU may run out of memory although their estimate fits, unless malloc returns freed memory at
-/// once.
-bool is_tight(const Need& need, const MemoryAtHand& memory);
-
 /// Address space of a process beyond its memory: libraries, stacks, arenas of malloc. Measured: 500 to 700 MB with one
 /// rank, slightly more with several.
 inline constexpr int64_t kAddressSpace = 700'000'000;
