@@ -49,6 +49,14 @@ TEST_F(WeightFilesTest, ReadsOneFileByNameOrFromItsFolder) {
   EXPECT_TRUE(WeightFiles::open(folder_).has("m"));
 }
 
+TEST_F(WeightFilesTest, OneFileMayHaveAnyNameButThatOfAPart) {
+  for (const char* name : {"model-00001-of-00001.safetensors", "mixture-of-experts.safetensors"}) {
+    write_safetensors(folder_ / name, {{"a", at::ones({2})}});
+    EXPECT_TRUE(WeightFiles::open(folder_).has("a")) << name;
+    fs::remove(folder_ / name);
+  }
+}
+
 TEST_F(WeightFilesTest, AFolderWithoutWeightsSaysWhatWasLookedFor) {
   EXPECT_THAT(refusal(), HasSubstr("neither model.safetensors nor model.safetensors.index.json"));
 }
@@ -58,6 +66,8 @@ TEST_F(WeightFilesTest, HalfADownloadIsNamed) {
   write_two();
   EXPECT_THAT(refusal(), HasSubstr("2 parts such as model-0000"));
   EXPECT_THAT(refusal(), HasSubstr("no model.safetensors.index.json"));
+  fs::remove(folder_ / "model-00001-of-00002.safetensors");
+  EXPECT_THAT(refusal(), HasSubstr("has 1 part, model-00002-of-00002.safetensors, and no"));
   put_content(folder_ / "model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
   EXPECT_THAT(refusal(), HasSubstr("model.safetensors is a pointer of Git LFS, not the weights"));
 }

@@ -119,6 +119,8 @@ TEST(PrecompiledTest, ReplacesWhatTheMapHas) {
   EXPECT_EQ(normalized(part, "ABA \u00e9\u00c9e"), "xBx e\u00c9e");
   // A grapheme cluster is replaced by its shortest beginning, and the rest of it is lost: tokenizers does so.
   EXPECT_EQ(normalized(part, "A\u0301b"), "xb");
+  const std::string empty = R"({"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="})";
+  EXPECT_EQ(normalized(empty, "Ab"), "Ab");
 }
 
 TEST(PrecompiledTest, RefusesDamage) {

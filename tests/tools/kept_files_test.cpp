@@ -161,11 +161,13 @@ TEST_F(ExportFolderTest, OnlyWhatNoProcessHoldsIsCleared) {
   run("train llama.json --out run");
   fs::create_directory(folder / ".out.tmp.1");
   fs::create_directory(folder / ".out.tmp.2");
+  fs::create_directory(folder / ".out.tmp.mine");
   const int held = ::open((folder / ".out.tmp.2").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   ASSERT_EQ(::flock(held, LOCK_EX), 0);
   run("export run out");
   EXPECT_FALSE(fs::exists(folder / ".out.tmp.1")) << "left by a process that was killed";
   EXPECT_TRUE(fs::exists(folder / ".out.tmp.2")) << "another process writes it, perhaps in another container";
+  EXPECT_TRUE(fs::exists(folder / ".out.tmp.mine")) << "no export has such a name";
   ::close(held);
 }
 

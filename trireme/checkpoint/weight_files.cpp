@@ -7,10 +7,19 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <regex>
+
 namespace trireme::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+
+// One of several: model-00001-of-00002.safetensors.
+bool is_part(const std::string& name) {
+  static const std::regex part(R"(.*-\d{5}-of-\d{5}\.safetensors)");
+  return std::regex_match(name, part) && !name.ends_with("-of-00001.safetensors");
+}
 
 fs::path choose(const fs::path& path) {
   std::error_code error;
@@ -36,12 +45,13 @@ fs::path choose(const fs::path& path) {
                "other .safetensors file"),
         "Download the weights, or convert a pytorch_model.bin with transformers: save_pretrained(FOLDER).");
   }
-  const std::string first = files.front().filename().string();
-  if (first.find("-of-") != std::string::npos && first.find("-of-00001.") == std::string::npos) {
-    throw InputError("safetensors",
-                     concat(path.string(), " has ", files.size(), files.size() == 1 ? " part, " : " parts such as ",
-                            first, ", and no model.safetensors.index.json, which says what is in which"),
-                     "Download that file too.");
+  const auto part = std::ranges::find_if(files, [](const fs::path& file) { return is_part(file.filename().string()); });
+  if (part != files.end()) {
+    throw InputError(
+        "safetensors",
+        concat(path.string(), " has ", files.size(), files.size() == 1 ? " part, " : " parts such as ",
+               part->filename().string(), ", and no model.safetensors.index.json, which says what is in which"),
+        "Download that file too.");
   }
   if (files.size() != 1) {
     throw InputError("safetensors",

@@ -16,8 +16,8 @@
 #include <c10/util/accumulate.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <set>
@@ -110,8 +110,10 @@ class Replacement {
         made_ = folder_.parent_path() / concat(prefix_, std::random_device()());
       } while (!fs::create_directory(made_));
       lock_ = ::open(made_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-      ::flock(lock_, LOCK_EX);
-    } while (lock_ >= 0 && !is_there()); // removed before it was locked
+      if (lock_ >= 0) {
+        ::flock(lock_, LOCK_EX);
+      }
+    } while (lock_ >= 0 ? !is_there() : errno == ENOENT); // removed before it was locked
   }
 
   // What killed processes left.
@@ -119,7 +121,10 @@ class Replacement {
     std::error_code ignored;
     for (const auto& item : fs::directory_iterator(folder_.parent_path(), ignored)) {
       const std::string name = item.path().filename().string();
-      if (!name.starts_with(prefix_) || (name.ends_with(".old") && !fs::exists(folder_, ignored))) {
+      const std::string rest = name.starts_with(prefix_) ? name.substr(prefix_.size()) : "";
+      const size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+      const bool old = digits > 0 && rest.substr(digits) == ".old" && fs::exists(folder_, ignored);
+      if (digits == 0 || (digits != rest.size() && !old)) {
         continue;
       }
       const int left = ::open(item.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -137,9 +142,9 @@ class Replacement {
 
 // A new folder is made beside it, and renamed.
 void check_place(const fs::path& folder) {
-  struct stat mine = {}, above = {};
-  if (::stat(folder.c_str(), &mine) == 0 && ::stat(folder.parent_path().c_str(), &above) == 0 &&
-      mine.st_dev != above.st_dev) {
+  struct statx about = {};
+  if (::statx(AT_FDCWD, folder.c_str(), 0, STATX_BASIC_STATS, &about) == 0 &&
+      (about.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
     throw InputError("export", concat(folder.string(), " is where a file system is mounted, and cannot be replaced"),
                      "Name a folder in it.");
   }

@@ -172,10 +172,11 @@ void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
 
 fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint) {
   const fs::path& tokenizer = run.data.tokenizer;
-  if (!tokenizer.has_parent_path()) { // "bytes"
+  std::error_code ignored;
+  const bool in_run = checkpoint.parent_path().filename() == "checkpoints"; // not a copy beside somebody's model/
+  if (!tokenizer.has_parent_path() || (!in_run && fs::exists(tokenizer, ignored))) { // the former: "bytes"
     return tokenizer;
   }
-  std::error_code ignored;
   const fs::path kept = kept_in(checkpoint);
   for (const fs::path& name :
        {tokenizer.filename(), fs::path("tokenizer.json"), fs::path("vocab.json"), fs::path("encoder.json")}) {

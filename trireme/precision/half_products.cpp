@@ -25,8 +25,8 @@
 namespace trireme::precision {
 namespace {
 
-constexpr int64_t kBlock = int64_t{1} << 20; // elements of an fp32 copy: 4 MB
-constexpr int64_t kMostDepth = 4096;         // of a block: it has 256 rows at least, and copies cost little
+constexpr int64_t kBlock = int64_t{1} << 18; // elements of an fp32 copy: 1 MB
+constexpr int64_t kMostDepth = 1024;         // of a block: it has 256 rows at least, and copies cost little
 constexpr int64_t kLeastRows = 4;
 
 // beta * addend + alpha * a b. Without an addend a b.
@@ -75,9 +75,8 @@ at::Tensor scratch(int place, at::IntArrayRef sizes) {
   Memory& memory = places.at(place);
   const size_t bytes = c10::multiply_integers(sizes) * sizeof(float);
   if (memory.bytes < bytes) {
-    memory.data.clear();
-    memory.data = c10::GetCPUAllocator()->allocate(bytes);
-    memory.bytes = bytes;
+    memory = {}; // also if there is no memory for more
+    memory = {c10::GetCPUAllocator()->allocate(bytes), bytes};
   }
   return at::from_blob(memory.data.get(), sizes, at::kFloat);
 }

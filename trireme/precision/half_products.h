@@ -13,7 +13,7 @@ bool has_fast_products(c10::ScalarType type);
 ///
 /// For the whole process: aten::mm, addmm, bmm and baddbmm of CPU tensors, and so linear layers, matmul and their
 /// gradients, also under autocast. Other types, products with less than 4 rows or columns, and vectors are as before.
-/// Cost: a thread keeps fp32 copies of a block of each operand and of the result, 4 MB each.
+/// Cost: a thread keeps fp32 copies of a block of each operand and of the result, 1 MB each.
 /// engine::resolve_precision() calls it, and so initialize(); repeated calls do nothing.
 void multiply_halves_in_fp32();
 

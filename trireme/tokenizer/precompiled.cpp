@@ -65,7 +65,9 @@ Precompiled::Precompiled(std::string_view base64, const std::string& where) : wh
     fail_at(where, "precompiled_charsmap is cut");
   }
   units_.resize(bytes / sizeof(uint32_t));
-  std::memcpy(units_.data(), map.data() + sizeof(bytes), bytes);
+  if (bytes > 0) { // data() is null
+    std::memcpy(units_.data(), map.data() + sizeof(bytes), bytes);
+  }
   replacements_ = map.substr(sizeof(bytes) + bytes);
 }
 

@@ -252,6 +252,9 @@ void TrainRun::resume() {
   } else if (start_->elsewhere) {
     throw InputError("train", concat("there is no checkpoint in ", start_->from.string()),
                      "Name a checkpoint, or the folder that holds them.");
+  } else if (resumed_run_) { // built without initial weights
+    throw Error("train", concat("the checkpoint in ", start_->from.string(), " was removed while the model was built"),
+                "Start again.");
   } else {
     log::info("no checkpoint in ", start_->from.string(), ": starting at step 1");
   }
