@@ -1,7 +1,9 @@
 #pragma once
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <utility>
 
 namespace trireme {
@@ -29,5 +31,13 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+/// Whether `path` still names what is open as `fd`.
+inline bool is_at(int fd, const std::filesystem::path& path) {
+  struct stat opened{};
+  struct stat named{};
+  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+         opened.st_ino == named.st_ino;
+}
 
 } // namespace trireme

@@ -40,13 +40,6 @@ std::string stem_of(const std::string& name) {
   return is_id && stem[stem.size() - kIdDigits - 1] == '-' ? stem : "";
 }
 
-bool is_at(int fd, const fs::path& path) {
-  struct stat opened{};
-  struct stat named{};
-  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
-         opened.st_ino == named.st_ino;
-}
-
 // Removes the claim last, so that the next save completes an interrupted removal.
 void remove_claimed(const fs::path& stem, const fs::path& claim) noexcept {
   try {

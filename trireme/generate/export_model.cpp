@@ -1,5 +1,6 @@
 #include <trireme/generate/export_model.h>
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/json.h>
@@ -75,7 +76,6 @@ class Replacement {
   ~Replacement() {
     std::error_code ignored;
     fs::remove_all(made_, ignored);
-    ::close(lock_);
   }
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;
@@ -100,20 +100,15 @@ class Replacement {
  private:
   // Locked while this process lives, so that no other one takes it for what a killed one left.
   void make() {
-    const auto is_there = [&] {
-      struct stat opened = {}, named = {};
-      return ::fstat(lock_, &opened) == 0 && ::stat(made_.c_str(), &named) == 0 && opened.st_ino == named.st_ino;
-    };
     do {
-      ::close(lock_);
       do {
         made_ = folder_.parent_path() / concat(prefix_, std::random_device()());
       } while (!fs::create_directory(made_));
-      lock_ = ::open(made_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-      if (lock_ >= 0) {
-        ::flock(lock_, LOCK_EX);
+      lock_ = Descriptor(::open(made_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      if (lock_) {
+        ::flock(lock_.get(), LOCK_EX);
       }
-    } while (lock_ >= 0 ? !is_there() : errno == ENOENT); // removed before it was locked
+    } while (lock_ ? !is_at(lock_.get(), made_) : errno == ENOENT); // removed before it was locked
   }
 
   // What killed processes left.
@@ -127,17 +122,16 @@ class Replacement {
       if (digits == 0 || (digits != rest.size() && !old)) {
         continue;
       }
-      const int left = ::open(item.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-      if (left >= 0 && ::flock(left, LOCK_EX | LOCK_NB) == 0) {
+      const Descriptor left(::open(item.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+      if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
         fs::remove_all(item.path(), ignored);
       }
-      ::close(left);
     }
   }
 
   fs::path folder_, made_;
   std::string prefix_; // of the names of such folders
-  int lock_ = -1;
+  Descriptor lock_;
 };
 
 // A new folder is made beside it, and renamed.
