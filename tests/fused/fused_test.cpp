@@ -177,6 +177,12 @@ Case rotary_case(int64_t batch, int64_t tokens, int64_t heads, int64_t kv_heads,
           }};
 }
 
+Case wide_linear_case(const std::vector<int64_t>& sizes, int64_t outputs) {
+  return {"wide_linear", [](const Tensors& in) -> Tensors { return {wide_linear(in[0], in[1])}; },
+          [](const Tensors& in) -> Tensors { return {at::linear(in[0], in[1])}; },
+          [=](const at::TensorOptions& options) { return made({sizes, {outputs, sizes.back()}}, options); }};
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 1}, {1, 40}, {33, 16}, {70, 77}}) {
@@ -197,6 +203,10 @@ std::vector<Case> cases() {
     all.push_back(entropy_case(37, 101, at::Reduction::Mean, after));
     all.push_back(entropy_case(12, 64, at::Reduction::Sum, after));
   }
+  all.push_back(wide_linear_case({7}, 8192)); // a vector
+  all.push_back(wide_linear_case({3, 5, 24}, 8192 + 700));
+  all.push_back(wide_linear_case({1025, 8}, 8192));
+  all.push_back(wide_linear_case({12, 24}, 100));
   all.push_back(attention_case(1, 1, 1, 1));
   all.push_back(attention_case(2, 17, 3, 8));
   all.push_back(attention_case(1, 50, 2, 33));
@@ -256,9 +266,10 @@ TEST(FusedTest, ThreadsDoNotChangeABit) {
 }
 
 TEST(FusedTest, EmptyAndStridedInputsAndParametersOfAnotherType) {
-  for (const Case& c : {gelu_case(0, 16, Gelu::tanh), norm_case(0, 16), add_norm_case(0, 16), add_case(0, 16),
-                        rms_case(0, 16), add_rms_case(0, 16), silu_case(0, 16), rotary_case(0, 4, 2, 1, 8),
-                        rotary_case(2, 0, 2, 1, 8), attention_case(0, 8, 2, 4), attention_case(2, 0, 2, 4)}) {
+  for (const Case& c :
+       {gelu_case(0, 16, Gelu::tanh), norm_case(0, 16), add_norm_case(0, 16), add_case(0, 16), rms_case(0, 16),
+        add_rms_case(0, 16), silu_case(0, 16), rotary_case(0, 4, 2, 1, 8), wide_linear_case({0, 16}, 8192),
+        rotary_case(2, 0, 2, 1, 8), attention_case(0, 8, 2, 4), attention_case(2, 0, 2, 4)}) {
     const Tensors got = results(c.ours, as_leaves(c.inputs(at::kFloat), at::kFloat));
     EXPECT_EQ(got.back().abs().sum().item<double>(), 0) << c.name << ": the gradient of a parameter";
   }

@@ -1,6 +1,7 @@
 #include <trireme/parallel/tensor/linear.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 #include <trireme/parallel/tensor/pieces.h>
 #include <trireme/parallel/tensor/transfer.h>
@@ -72,7 +73,7 @@ at::Tensor sum_of_products(at::TensorList xs, at::TensorList weights, const comm
 variable_list linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
   variable_list y;
   for (size_t i = 0; i < weights.size(); ++i) {
-    y.push_back(at::linear(x, weights[i], biases.empty() ? std::nullopt : std::optional<at::Tensor>(biases[i])));
+    y.push_back(biases.empty() ? fused::wide_linear(x, weights[i]) : at::linear(x, weights[i], biases[i]));
   }
   return y;
 }
