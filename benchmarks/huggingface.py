@@ -20,7 +20,7 @@ from turns import rotated
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LEARNING_RATE, WEIGHT_DECAY, CLIP = 2e-5, 0.01, 1.0
-# Heads are split among tensor ranks: their number must divide those of keys.
+# Heads are split among tensor ranks: their number divides the heads, and divides those of keys or is a multiple of them.
 LAYOUTS = {"1 rank": {}, "data 2, ZeRO 3": {"ranks": 2, "stage": 3}, "pipe 2": {"parallel": {"pipe": 2}}, "tensor {tensor}": {"parallel": {"tensor": "{tensor}"}}, "context 2": {"parallel": {"context": 2}}}
 
 
@@ -137,7 +137,7 @@ def main():
     parser.add_argument("text", type=pathlib.Path)
     parser.add_argument("what", choices=["equal", "memory", "speed"])
     parser.add_argument("--trireme", type=pathlib.Path, default=ROOT / "build/release/bin/trireme")
-    parser.add_argument("--tensor", type=int, default=3, help="tensor ranks of `equal` (3: SmolLM2 has 3 heads of keys)")
+    parser.add_argument("--tensor", type=int, default=3, help="tensor ranks of `equal` (SmolLM2 has 9 heads: 3 or 9)")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6)

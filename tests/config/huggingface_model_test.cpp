@@ -205,6 +205,24 @@ TEST_F(HuggingFaceModelTest, RopeScalingInOldAndNewForm) {
   EXPECT_EQ(llama.rope_scaling.original_positions, 8192);
 }
 
+// Which one counts depends on the version of transformers.
+TEST_F(HuggingFaceModelTest, RopeScalingTwiceMustAgree) {
+  ordered_json config = llama_config();
+  config["rope_theta"] = 500.0;
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+  config["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 500.0}};
+  EXPECT_EQ(read(config).llama.rope_scaling.factor, 2);
+  config["rope_parameters"]["factor"] = 4.0;
+  EXPECT_THAT(error_of(config), AllOf(HasSubstr("rope_parameters: gives other rotary positions than"),
+                                      HasSubstr("rope_scaling"), HasSubstr("Make them equal")));
+  config["rope_parameters"]["factor"] = 2.0;
+  config["rope_parameters"]["rope_theta"] = 600.0;
+  EXPECT_THAT(error_of(config), HasSubstr("rope_theta: gives other rotary positions than"));
+  config["rope_parameters"] = nullptr;
+  config["rope_scaling"]["mrope_section"] = {1, 2};
+  EXPECT_THAT(read(config).notes, testing::Contains(HasSubstr("mrope_section is not known here and was ignored")));
+}
+
 TEST_F(HuggingFaceModelTest, WhatIsNotSupportedIsRefusedByItsKey) {
   const auto refused = [&](const char* key, const ordered_json& value) {
     ordered_json config = llama_config();
@@ -221,6 +239,8 @@ TEST_F(HuggingFaceModelTest, WhatIsNotSupportedIsRefusedByItsKey) {
   EXPECT_THAT(refused("rope_scaling", {{"rope_type", "longrope"}, {"factor", 2}}),
               HasSubstr("the rope type \"longrope\" is not supported"));
   EXPECT_THAT(refused("rope_scaling", {{"rope_type", "yarn"}}), HasSubstr("\"factor\" is missing"));
+  EXPECT_THAT(refused("rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}),
+              HasSubstr("0.5 is not supported"));
   EXPECT_THAT(refused("rope_scaling", {{"rope_type", "linear"}, {"factor", 0.5}}), HasSubstr("must be at least 1"));
   EXPECT_THAT(refused("num_hidden_layers", -1), HasSubstr("num_hidden_layers: must be at least 1, found -1"));
   EXPECT_THAT(refused("vocab_size", "many"), HasSubstr("vocab_size"));

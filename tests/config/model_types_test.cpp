@@ -100,7 +100,7 @@ TEST(ModelTypesTest, WhatABertCannotDoIsRefused) {
   EXPECT_EQ(error({"data.type=tokens", "model.vocab_size=60", "model.mask_token=59"}), "");
   EXPECT_THAT(error({"data.type=labelled_text"}), HasSubstr("data of type labelled_text"));
   EXPECT_EQ(error({"training.export=out"}), "");
-  EXPECT_THAT(error({"parallel.context=3"}), HasSubstr("cannot share 16 evenly"));
+  EXPECT_THAT(error({"parallel.context=3"}), HasSubstr("cannot share 16 tokens evenly"));
 }
 
 TEST(ModelTypesTest, BertOnLabelledText) {

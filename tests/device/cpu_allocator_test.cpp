@@ -39,6 +39,16 @@ TEST_F(CpuAllocatorTest, BlocksAreAlignedAndApart) {
   EXPECT_EQ(at::empty({0}).data_ptr(), nullptr);
 }
 
+// As oneDNN frees its memory.
+TEST_F(CpuAllocatorTest, MemoryOfTheAllocatorBeforeIsFreedToo) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer forbids to look before a block";
+  }
+  for (const size_t bytes : {1, 100, 10'000, 5'000'000}) {
+    c10::GetCPUAllocator()->raw_deallocate(c10::GetDefaultCPUAllocator()->raw_allocate(bytes));
+  }
+}
+
 // Tensors come and go, 100 at a time. With libtorch's own allocator the heap grows to 1.9 times what they need.
 TEST_F(CpuAllocatorTest, FreedPlacesAreUsedAgain) {
   if (test::kSanitized) {

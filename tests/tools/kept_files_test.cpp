@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <chrono>
 #include <map>
+#include <thread>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -134,8 +137,8 @@ TEST_F(ExportFolderTest, WhatIsNoExportIsNotReplaced) {
                                      {"other", "is not empty, and no earlier export"},
                                      {"link", "is a link to nothing"},
                                      {"exported", "is the folder that the model began with"}}) {
-    const Finished refused =
-        train(concat("llama.json --out refused --set model.init_from=exported --set training.export=", target));
+    const Finished refused = train(concat(
+        "llama.json --out refused --set model.init_from=exported/model.safetensors --set training.export=", target));
     EXPECT_EQ(refused.status, 2) << refused.output;
     EXPECT_THAT(refused.output, HasSubstr(what));
     EXPECT_FALSE(fs::exists(folder / "refused/metrics.jsonl")) << target;
@@ -145,11 +148,12 @@ TEST_F(ExportFolderTest, WhatIsNoExportIsNotReplaced) {
   EXPECT_TRUE(read_file(folder / "exported/model.safetensors") == weights);
 }
 
-// With all that was in it: neither its values' type nor its other files say anything about this model.
 TEST_F(ExportFolderTest, APlaceThatCannotHoldOneIsRefusedFirst) {
   for (const auto& [place, why] : std::map<std::string, std::string>{
            {"/proc", "/proc is where a file system is mounted, and cannot be replaced. Name a folder in it."},
-           {"text.txt/deep/out", "text.txt is not a folder"}}) {
+           {"text.txt/deep/out", "text.txt is not a folder"},
+           {"run/model", "a folder of the run itself"},
+           {"run", "a folder of the run itself"}}) {
     const Finished refused = train(concat("llama.json --out run --set training.export=", place));
     EXPECT_EQ(refused.status, 2) << refused.output;
     EXPECT_THAT(refused.output, HasSubstr(why));
@@ -171,6 +175,7 @@ TEST_F(ExportFolderTest, OnlyWhatNoProcessHoldsIsCleared) {
   ::close(held);
 }
 
+// With all that was in it: neither its values' type nor its other files say anything about this model.
 TEST_F(ExportFolderTest, AnEarlierExportIsReplaced) {
   run("train llama.json --out llama");
   run("train gpt.json --out gpt");
@@ -189,6 +194,47 @@ TEST_F(ExportFolderTest, AnEarlierExportIsReplaced) {
   for (const auto& item : fs::directory_iterator(folder)) {
     EXPECT_EQ(item.path().filename().string().find(".tmp"), std::string::npos) << item.path();
   }
+}
+
+TEST_F(ExportFolderTest, ACheckpointByAnyPathHasTheFilesOfItsRun) {
+  run("train llama.json --out llama");
+  fs::create_directories(folder / "llama/model");
+  write_file_atomically(folder / "llama/model/tokenizer.json", "{}");
+  for (const char* path : {"llama/checkpoints/global_step2/", "llama/checkpoints/../checkpoints/global_step2/."}) {
+    run(concat("export ", path, " target"));
+    EXPECT_TRUE(fs::exists(folder / "target/tokenizer.json")) << path;
+    fs::remove_all(folder / "target");
+  }
+  const Finished inside =
+      sh(concat("cd ", folder.string(), "/llama/checkpoints && ", kTrireme, " export global_step2 ../../target"));
+  ASSERT_EQ(inside.status, 0) << inside.output;
+  EXPECT_TRUE(fs::exists(folder / "target/tokenizer.json"));
+  for (const auto& item : fs::directory_iterator(folder / "target")) {
+    EXPECT_EQ(item.status().permissions(), fs::perms{0644}) << item.path();
+  }
+}
+
+// What comes to the place while the export is written is somebody's work.
+TEST_F(ExportFolderTest, WhatCameMeanwhileStays) {
+  run("train llama.json --out llama");
+  std::thread other([&] {
+    const auto begun = [&] {
+      std::error_code ignored;
+      return std::ranges::any_of(fs::directory_iterator(folder, ignored), [](const auto& item) {
+        return item.path().filename().string().starts_with(".target.tmp.");
+      });
+    };
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+         !begun() && std::chrono::steady_clock::now() < end;) {
+    }
+    fs::create_directory(folder / "target");
+    write_file_atomically(folder / "target/mine", "mine");
+  });
+  const Finished late = sh(concat("cd ", folder.string(), " && ", kTrireme, " export llama target"));
+  other.join();
+  EXPECT_EQ(late.status, 2) << late.output;
+  EXPECT_THAT(late.output, HasSubstr("target is not empty, and no earlier export"));
+  EXPECT_EQ(read_file(folder / "target/mine"), "mine");
 }
 
 // Notes beside the weights, or weights that Python has trained on, are somebody's work.

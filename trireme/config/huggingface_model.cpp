@@ -16,6 +16,13 @@ using models::RopeScaling;
 
 constexpr std::array kRopeTypes = {"default", "linear", "dynamic", "llama3", "yarn"};
 
+nlohmann::ordered_json write_value(double value) {
+  return value;
+}
+nlohmann::ordered_json write_value(const RopeScaling& scaling) {
+  return write_rope_scaling(scaling);
+}
+
 // Reads config.json key by key, and knows afterwards which keys nobody read.
 class Reader {
  public:
@@ -56,14 +63,12 @@ class Reader {
     }
   }
   void ignore(std::initializer_list<const char*> keys) { known_.insert(keys.begin(), keys.end()); }
-  std::vector<std::string> unknown() const {
-    std::vector<std::string> out;
+  void add_unknown(std::vector<std::string>& notes) const {
     for (const auto& [key, value] : root_.members()) {
       if (!known_.contains(key) && !key.starts_with('_')) {
-        out.push_back(concat(value.where(), ": ", key, " is not known here and was ignored"));
+        notes.push_back(concat(value.where(), ": ", key, " is not known here and was ignored"));
       }
     }
-    return out;
   }
   const JsonNode& root() const { return root_; }
 
@@ -124,15 +129,35 @@ void ignore_the_rest(Reader& config) {
                  "gradient_checkpointing"});
 }
 
-void read_rope(Reader& config, LlamaOptions& out) {
-  out.rope_theta = config.real("rope_theta", out.rope_theta);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) { // the second since transformers 5
-    if (const JsonNode* rope = config.find(key)) {
-      out.rope_scaling = read_rope_scaling(*rope);
-      if (const JsonNode* theta = rope->find("rope_theta")) {
-        out.rope_theta = theta->as_real();
-      }
+// transformers before 5 reads rope_theta and rope_scaling, later rope_parameters too; which of two counts depends on
+// its version.
+void read_rope(Reader& config, HuggingFaceModel& out) {
+  const auto set = [](auto& value, const auto& found, const JsonNode* earlier, const JsonNode& node) {
+    if (earlier != nullptr && write_value(value) != write_value(found)) {
+      node.fail(concat("gives other rotary positions than ", earlier->where()), "Make them equal, or remove one.");
     }
+    value = found;
+  };
+  const JsonNode* theta = config.find("rope_theta");
+  out.llama.rope_theta = config.real("rope_theta", out.llama.rope_theta);
+  const JsonNode* scaling = nullptr;
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const JsonNode* rope = config.find(key);
+    if (rope == nullptr) {
+      continue;
+    }
+    set(out.llama.rope_scaling, read_rope_scaling(*rope), scaling, *rope);
+    scaling = rope;
+    Reader inner(*rope);
+    if (const JsonNode* own = inner.find("rope_theta")) {
+      set(out.llama.rope_theta, own->as_real(), theta, *own);
+      theta = own;
+    }
+    inner.only("partial_rotary_factor", 1.0, "only whole heads are rotated");
+    inner.ignore({"rope_type", "type", "factor", "original_max_position_embeddings", "low_freq_factor",
+                  "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim",
+                  "truncate"});
+    inner.add_unknown(out.notes);
   }
   config.only("partial_rotary_factor", 1.0, "only whole heads are rotated");
 }
@@ -214,7 +239,7 @@ void read_llama(Reader& config, const std::string& type, HuggingFaceModel& out) 
   llama.attention_output_bias = bias && type != "qwen2";
   llama.mlp_bias = config.flag("mlp_bias", false);
   llama.qk_norm = type == "qwen3";
-  read_rope(config, llama);
+  read_rope(config, out);
   read_window(config, type, llama);
   config.only("hidden_act", "silu", "the MLP is SwiGLU");
   config.only("attention_dropout", 0.0, "a llama has no dropout");
@@ -408,7 +433,7 @@ HuggingFaceModel read_huggingface_model(const fs::path& folder) {
                "Supported are gpt2, llama, mistral, qwen2, qwen3 and bert.");
   }
   out.gpt.init_from = out.llama.init_from = out.bert.init_from = folder;
-  out.notes = config.unknown();
+  config.add_unknown(out.notes);
   return out;
 }
 

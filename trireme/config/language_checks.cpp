@@ -103,8 +103,10 @@ void check_split(const JsonNode& root, RunConfig& run) {
                            int64_t size) {
     if (size % divisor != 0) {
       place(root, "parallel", axis)
-          .fail(concat(parts, " cannot share ", size, " evenly, ", named(place(root, "model", what))),
-                concat("Choose another number of ranks, or a model.", what, " that ", divisor, " divides."));
+          .fail(concat(parts, " cannot share ", size, std::string_view(what) == "heads" ? " heads" : " tokens",
+                       " evenly, ", named(place(root, "model", what))),
+                concat("Choose a number of ranks that divides ", size, ", or a model.", what, " that ", divisor,
+                       " divides."));
     }
   };
   const std::string context_ranks = concat(parallel.context, " context ranks");

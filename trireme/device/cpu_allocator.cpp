@@ -12,14 +12,22 @@ namespace {
 
 constexpr size_t kAlignment = 64; // of vectors, as libtorch's
 
-// malloc's block lies before the data, at most kAlignment bytes; its address is in the word before the data.
-void*& block_of(void* data) {
-  return static_cast<void**>(data)[-1];
-}
+// malloc's block begins 16 to kAlignment bytes before the data. The two words before the data are its address and a
+// check of it.
+struct Before {
+  uintptr_t check;
+  void* block;
 
+  static Before& of(void* data) { return static_cast<Before*>(data)[-1]; }
+  static uintptr_t check_of(void* block) { return reinterpret_cast<uintptr_t>(block) ^ 0x7472697265'6d65; }
+};
+static_assert(sizeof(Before) <= alignof(std::max_align_t));
+
+// Also called with memory that libtorch's allocator gave before: oneDNN frees by what is installed then.
 void release(void* data) {
   if (data != nullptr) {
-    std::free(block_of(data));
+    const Before before = Before::of(data);
+    std::free(before.check == Before::check_of(before.block) ? before.block : data);
   }
 }
 
@@ -32,9 +40,8 @@ class CpuAllocator final : public c10::Allocator {
     }
     void* const block = bytes < PTRDIFF_MAX - kAlignment ? std::malloc(bytes + kAlignment) : nullptr;
     TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "there is no memory for a tensor of ", bytes, " bytes");
-    static_assert(alignof(std::max_align_t) >= sizeof(void*));
     void* const data = static_cast<std::byte*>(block) + kAlignment - reinterpret_cast<uintptr_t>(block) % kAlignment;
-    block_of(data) = block;
+    Before::of(data) = {Before::check_of(block), block};
     return {data, data, &release, cpu};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }

@@ -16,7 +16,7 @@
 ///
 /// Results do not depend on the number of threads, except for products of a BLAS library (wide_linear()). Inputs need
 /// not be contiguous (a copy is made), batches may be empty, and forward may be run again for recomputation. Double
-/// backward (create_graph) throws an Error.
+/// backward (create_graph) throws an Error, but not of rotate() and wide_linear().
 namespace trireme::fused {
 
 using kernels::Gelu;
@@ -91,7 +91,7 @@ std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, 
                                                    const at::Tensor& lse, const at::Tensor& delta);
 
 /// at::linear(x, weight) of x [..., C] and weight [V, C] with many outputs, as logits of a vocabulary. In fp32 on CPUs
-/// of other vendors than Intel, MKL computes up to 1,024 rows of 8,192 outputs or more faster in blocks of outputs.
+/// of other vendors than Intel, MKL computes 32 to 1,024 rows of 8,192 outputs or more faster in blocks of outputs.
 /// Scratch memory there: 1,024 floats a row. Kept for backward: x and weight.
 at::Tensor wide_linear(const at::Tensor& x, const at::Tensor& weight);
 

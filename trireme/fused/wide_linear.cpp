@@ -21,6 +21,7 @@ using torch::autograd::variable_list;
 
 // Outside these, the whole product is as fast (1.1 to 1.9x slower inside, on an AMD EPYC with AVX2).
 constexpr int64_t kFewestOutputs = 8192;
+constexpr int64_t kFewestRows = 32;
 constexpr int64_t kMostRows = 1024;
 constexpr int64_t kBlock = 1024; // outputs of one product: 512 rows of them are 2 MB
 
@@ -75,8 +76,8 @@ struct WideLinear : torch::autograd::Function<WideLinear> {
 at::Tensor wide_linear(const at::Tensor& x, const at::Tensor& weight) {
   static const bool blocks_help = uses_mkl_on_another_vendors_cpu();
   const auto is_fp32 = [](const at::Tensor& tensor) { return tensor.is_cpu() && tensor.scalar_type() == at::kFloat; };
-  const bool is_wide =
-      weight.dim() == 2 && weight.size(0) >= kFewestOutputs && rows_of(x) > 0 && rows_of(x) <= kMostRows;
+  const bool is_wide = x.dim() > 0 && weight.dim() == 2 && x.size(-1) == weight.size(1) &&
+                       weight.size(0) >= kFewestOutputs && rows_of(x) >= kFewestRows && rows_of(x) <= kMostRows;
   if (blocks_help && is_wide && is_fp32(x) && is_fp32(weight) && !at::autocast::is_autocast_enabled(at::kCPU)) {
     return WideLinear::apply(x, weight);
   }

@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <set>
 
@@ -81,11 +82,23 @@ class Replacement {
   Replacement& operator=(const Replacement&) = delete;
 
   const fs::path& path() const { return made_; }
-  void take_place() {
-    if (::renameat2(AT_FDCWD, made_.c_str(), AT_FDCWD, folder_.c_str(), RENAME_EXCHANGE) == 0) {
+  // `check` throws if the folder at the place must stay: what is there may have changed since the export began.
+  void take_place(const std::function<void(const fs::path&)>& check) {
+    check(folder_);
+    if (rename_by(RENAME_NOREPLACE)) {
       return;
     }
-    const fs::path old = made_.string() + ".old"; // nothing is there yet, or this file system cannot exchange
+    if (rename_by(RENAME_EXCHANGE)) { // the old folder is at made_ now
+      try {
+        check(made_);
+      } catch (const InputError&) {
+        rename_by(RENAME_EXCHANGE);
+        check(folder_);
+        throw;
+      }
+      return;
+    }
+    const fs::path old = made_.string() + ".old"; // this file system can do neither
     std::error_code ignored;
     fs::rename(folder_, old, ignored);
     if (::rename(made_.c_str(), folder_.c_str()) != 0) {
@@ -98,6 +111,10 @@ class Replacement {
   }
 
  private:
+  bool rename_by(unsigned how) const {
+    return ::renameat2(AT_FDCWD, made_.c_str(), AT_FDCWD, folder_.c_str(), how) == 0;
+  }
+
   // Locked while this process lives, so that no other one takes it for what a killed one left.
   void make() {
     do {
@@ -197,7 +214,8 @@ std::optional<int64_t> check_export_folder(const fs::path& folder, const fs::pat
   if (!fs::is_directory(there)) {
     refuse(" is a file");
   }
-  if (!source.empty() && fs::equivalent(folder, source, failed)) {
+  const fs::path begun = fs::is_regular_file(source, failed) ? source.parent_path() : source;
+  if (!source.empty() && fs::equivalent(folder, begun.empty() ? "." : begun, failed)) {
     refuse(" is the folder that the model began with");
   }
   if (fs::is_empty(folder, failed)) {
@@ -218,7 +236,7 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
   const config::RunConfig run = config::read_run(
       JsonNode::parse(saved.config().dump(), (saved.folder() / "manifest.json").string()), saved.folder());
   const config::ModelConfig model = model_in(saved, run);
-  const std::optional<int64_t> replaced = check_export_folder(folder, run.model.init_from());
+  check_export_folder(folder, run.model.init_from());
   Replacement made(resolved(folder));
 
   copy_kept_files(saved.folder(), made.path());
@@ -226,7 +244,7 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
   std::error_code ignored;
   const ordered_json kept =
       fs::exists(config_file, ignored) ? JsonNode::parse_file(config_file).plain() : ordered_json::object();
-  Exported out{saved.step(), 0, dtype.value_or(type_in(kept)), replaced};
+  Exported out{saved.step(), 0, dtype.value_or(type_in(kept)), std::nullopt};
 
   std::vector<models::SavedParameter> parameters;
   std::set<std::string> names; // a tied head repeats the embedding
@@ -270,7 +288,10 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
   described["torch_dtype"] = name_of(out.dtype); // transformers of any version reads it
   write_file_atomically(config_file, described.dump(2) + "\n");
   write_export_mark(made.path(), out.step);
-  made.take_place();
+  for (const auto& item : fs::directory_iterator(made.path())) { // weights are written as those of a run, for its user
+    fs::permissions(item.path(), fs::perms{0644}, ignored);
+  }
+  made.take_place([&](const fs::path& place) { out.replaced = check_export_folder(place, run.model.init_from()); });
   return out;
 }
 

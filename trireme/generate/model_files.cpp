@@ -71,7 +71,9 @@ fs::path folder_of(const fs::path& path) {
 }
 
 fs::path kept_in(const fs::path& checkpoint) {
-  return checkpoint.parent_path().parent_path() / kKept; // RUN/checkpoints/global_step10
+  const fs::path whole = fs::absolute(checkpoint).lexically_normal(); // it may be "." or end with a slash
+  const fs::path folder = whole.has_filename() ? whole : whole.parent_path();
+  return folder.parent_path().parent_path() / kKept; // RUN/checkpoints/global_step10
 }
 
 struct Kept {
@@ -129,6 +131,12 @@ void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, 
   const fs::path to = run_folder / kKept;
   std::error_code ignored;
   std::vector<Kept> files = files_of(run);
+  const std::string& tokenizer = run.data.tokenizer;
+  if (!resumed && !tokenizer.empty() && tokenizer != "bytes" && !tokenizer::vocab_and_merges_in(tokenizer) &&
+      !fs::exists(tokenizer, ignored)) {
+    throw InputError("train", concat(tokenizer, " was removed after it was read, before the run kept a copy"),
+                     "Put it back and start again.");
+  }
   if (!resumed) {
     forget_all_but(files, to);
   }

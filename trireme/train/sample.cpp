@@ -6,7 +6,11 @@
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/generate/export_model.h>
+#include <trireme/generate/model_files.h>
 #include <trireme/generate/sample.h>
+
+#include <algorithm>
+#include <array>
 
 namespace trireme::train {
 
@@ -29,6 +33,18 @@ std::string sample_of(const config::RunConfig& run, Task& task, const data::Toke
   options.seed = run.training.seed;
   options.vocab_size = tokenizer.vocab_size();
   return tokenizer.decode(generate::sample(task.language, tokenizer.encode(wanted.prompt), options));
+}
+
+void check_export(const config::RunConfig& run, const std::filesystem::path& run_folder) {
+  namespace fs = std::filesystem;
+  const fs::path& folder = run.training.export_to;
+  const fs::path below = fs::weakly_canonical(folder).lexically_relative(fs::weakly_canonical(run_folder));
+  const std::array own = {".", generate::kKept, "checkpoints", "tensorboard", "logs"};
+  if (!below.empty() && std::ranges::find(own, *below.begin()) != own.end()) {
+    throw InputError("train", concat("training.export is ", folder.string(), ", a folder of the run itself"),
+                     "Name another folder.");
+  }
+  generate::check_export_folder(folder, run.model.init_from());
 }
 
 void export_run(const config::RunConfig& run, const std::filesystem::path& run_folder, comm::World& world,

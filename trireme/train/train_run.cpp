@@ -216,7 +216,7 @@ Task TrainRun::build_task() {
 std::optional<RunStart> TrainRun::begin() const {
   engine::check_together(world_.group(), [&] {
     if (world_.rank() == 0 && !run_.training.export_to.empty() && !env::flag("TRIREME_RESTART")) {
-      generate::check_export_folder(run_.training.export_to, run_.model.init_from());
+      check_export(run_, command_.out);
     }
     if (!worker_ && world_.rank() == 0) { // a worker claims it when it becomes the first
       writer_.token()->claim();

@@ -2,6 +2,8 @@
 // parameter.
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/parallel/tensor/layers.h>
+#include <trireme/parallel/tensor/linear.h>
+#include <trireme/parallel/tensor/split_mark.h>
 #include <trireme/parallel/tensor/transfer.h>
 
 #include <tests/support/run_ranks.h>
@@ -248,6 +250,23 @@ TEST(TensorLayersTest, LayersThatAreTooNarrowAreRefused) {
     EXPECT_THAT([&] { ColumnParallelLinear(5, 8, ranks, true, 3); },
                 ThrowsMessage<InputError>(HasSubstr("8 outputs cannot have 3 equal blocks")));
   });
+}
+
+// A layer of this library in a model that engine.tensor_parallel splits by rules: every operator on the weight is ours.
+TEST(ColumnLinearTest, AMarkedWeightTakesTheOperatorsOfItsMark) {
+  constexpr int64_t kOutputs = 8192; // more than fused::wide_linear() divides
+  at::Tensor weight = torch::randn({kOutputs, 8});
+  const at::Tensor x = torch::randn({40, 8});
+  const at::Tensor expected = at::linear(x, weight);
+  const at::Tensor expected_gradient = torch::ones({40, kOutputs}).t().mm(x);
+  weight.requires_grad_();
+  set_mark(weight, {std::make_shared<SplitParameter>(SplitParameter{
+                        .name = "lm_head.weight", .ranks = {}, .whole = {2 * kOutputs, 8}, .part = {0, kOutputs}}),
+                    Form::same});
+  const at::Tensor y = column_linear(x, weight, {}, {});
+  EXPECT_TRUE(at::allclose(y, expected, 1e-5, 1e-5));
+  y.sum().backward();
+  EXPECT_TRUE(at::allclose(weight.grad(), expected_gradient, 1e-4, 1e-4));
 }
 
 } // namespace

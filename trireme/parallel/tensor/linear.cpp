@@ -4,6 +4,7 @@
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 #include <trireme/parallel/tensor/pieces.h>
+#include <trireme/parallel/tensor/split_mark.h>
 #include <trireme/parallel/tensor/transfer.h>
 
 #include <ATen/ATen.h>
@@ -73,7 +74,11 @@ at::Tensor sum_of_products(at::TensorList xs, at::TensorList weights, const comm
 variable_list linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
   variable_list y;
   for (size_t i = 0; i < weights.size(); ++i) {
-    y.push_back(biases.empty() ? fused::wide_linear(x, weights[i]) : at::linear(x, weights[i], biases[i]));
+    if (biases.empty() && !is_marked(weights[i])) { // operators on a marked weight are ours (split_mark.h)
+      y.push_back(fused::wide_linear(x, weights[i]));
+    } else {
+      y.push_back(at::linear(x, weights[i], biases.empty() ? std::nullopt : std::optional<at::Tensor>(biases[i])));
+    }
   }
   return y;
 }
