@@ -24,7 +24,7 @@ models::Gpt small() {
 SampleOptions greedy(int64_t tokens) {
   SampleOptions options;
   options.tokens = tokens;
-  options.temperature = 0;
+  options.choice.temperature = 0;
   return options;
 }
 
@@ -51,8 +51,8 @@ TEST(SampleTest, OnlyTokensOfTheTokenizerAreChosen) {
     const at::Tensor logits = model->forward(torch::full({1, 1}, token, torch::kInt64))[0][0];
     EXPECT_EQ(sample(model.ptr(), {token}, options).back(), logits.narrow(0, 0, 5).argmax().item<int32_t>());
   }
-  options.temperature = 1;
-  options.top_k = 10;
+  options.choice.temperature = 1;
+  options.choice.top_k = 10;
   options.tokens = 50;
   const std::vector<int32_t> text = sample(model.ptr(), {1}, options);
   EXPECT_LT(*std::ranges::max_element(text), 5);
@@ -62,7 +62,7 @@ TEST(SampleTest, TheSeedDecides) {
   models::Gpt model = small();
   SampleOptions options;
   options.tokens = 30;
-  options.temperature = 1;
+  options.choice.temperature = 1;
   options.seed = 5;
   const auto first = sample(model.ptr(), {1}, options);
   EXPECT_EQ(sample(model.ptr(), {1}, options), first);
@@ -74,9 +74,52 @@ TEST(SampleTest, TopOneIsGreedy) {
   models::Gpt model = small();
   SampleOptions options;
   options.tokens = 12;
-  options.temperature = 1;
-  options.top_k = 1;
+  options.choice.temperature = 1;
+  options.choice.top_k = 1;
   EXPECT_EQ(sample(model.ptr(), {7, 2}, options), sample(model.ptr(), {7, 2}, greedy(12)));
+}
+
+// Prompts of different lengths at once, beyond the model's positions too: each as if it were alone.
+TEST(SampleTest, PromptsDoNotDependOnEachOther) {
+  models::Gpt model = small();
+  const std::vector<std::vector<int32_t>> prompts = {{3, 1, 4}, {7}, {2, 6, 5, 3, 5, 8, 9}, {}};
+  for (const double temperature : {0.0, 1.2}) {
+    SampleOptions options;
+    options.tokens = 9;
+    options.choice.temperature = temperature;
+    options.seed = 8;
+    const auto together = continue_prompts(model.ptr(), prompts, options);
+    ASSERT_EQ(together.size(), 4u);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      SampleOptions alone = options;
+      alone.seed += static_cast<int64_t>(i);
+      EXPECT_EQ(together[i], continue_prompts(model.ptr(), {prompts[i]}, alone)[0]) << "prompt " << i;
+    }
+  }
+}
+
+TEST(SampleTest, ATextEndsWithAnEndTokenOrWhereItsReaderSays) {
+  models::Gpt model = small();
+  SampleOptions options;
+  options.tokens = 5;
+  options.choice.temperature = 1;
+  const std::vector<std::vector<int32_t>> prompts = {{3, 1}, {4}, {9, 9, 1}};
+  const auto whole = continue_prompts(model.ptr(), prompts, options);
+  options.end_tokens = {whole[0][2]};
+  const auto ended = continue_prompts(model.ptr(), prompts, options);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const auto end = std::ranges::find(whole[i], whole[0][2]);
+    EXPECT_EQ(ended[i], std::vector<int32_t>(whole[i].begin(), end == whole[i].end() ? end : end + 1)) << i;
+  }
+  options.end_tokens.clear();
+  std::vector<std::vector<int32_t>> seen(3);
+  const auto cut = continue_prompts(model.ptr(), prompts, options, [&](size_t prompt, int32_t token) {
+    seen[prompt].push_back(token);
+    return prompt == 1 && seen[1].size() == 2;
+  });
+  EXPECT_EQ(cut[0], whole[0]);
+  EXPECT_EQ(cut[1], (std::vector<int32_t>{whole[1][0], whole[1][1]}));
+  EXPECT_EQ(seen, cut);
 }
 
 TEST(SampleTest, RefusesTokensTheModelDoesNotKnow) {

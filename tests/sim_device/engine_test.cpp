@@ -321,7 +321,7 @@ TEST_F(SimDeviceParts, GeneratedText) {
   on_ranks(1, [&](comm::World&) {
     start();
     models::Gpt model(small_gpt());
-    const generate::SampleOptions options{.tokens = 12, .temperature = 0.8, .top_k = 5, .seed = 4};
+    const generate::SampleOptions options{.tokens = 12, .choice = {.temperature = 0.8, .top_k = 5}, .seed = 4};
     const auto expected = generate::sample(model.ptr(), {1, 2, 3}, options);
     model->to(at::kCPU);
     device::move(*model, sim::device());

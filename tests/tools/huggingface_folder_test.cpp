@@ -150,6 +150,33 @@ TEST_F(HuggingFaceFolderTest, ARunIsExportedFromAnyLayout) {
   ASSERT_EQ(trained.status, 0) << trained.output << "\nthe exported folder trains again";
 }
 
+// Greedily, three prompts of different lengths at a time.
+TEST_F(HuggingFaceFolderTest, GeneratesWhatTransformersGenerates) {
+  const Finished theirs = python(concat("generate ", folder.string()));
+  ASSERT_EQ(theirs.status, 0) << theirs.output;
+  std::map<std::string, std::vector<std::string>> ids;
+  std::istringstream lines(theirs.output);
+  for (std::string name, rest; lines >> name && std::getline(lines >> std::ws, rest);) {
+    ids[name].push_back(rest);
+  }
+  EXPECT_EQ(ids.size(), expected.size());
+  for (const auto& [name, texts] : ids) {
+    SCOPED_TRACE(name);
+    const Finished ours = sh(concat("cd ", folder.string(), " && OMP_NUM_THREADS=1 ", kTrireme, " generate ", name,
+                                    "-trained --prompts prompts --max-tokens 10 --temperature 0 --json"));
+    ASSERT_EQ(ours.status, 0) << ours.output;
+    std::istringstream rows(ours.output);
+    size_t i = 0;
+    for (std::string row; std::getline(rows, row); ++i) {
+      ASSERT_LT(i, texts.size());
+      const auto text = nlohmann::json::parse(row);
+      EXPECT_EQ(text.at("text").get<std::string>(), texts[i]);
+      EXPECT_EQ(text.at("ids").size(), 10u);
+    }
+    EXPECT_EQ(i, 3u);
+  }
+}
+
 TEST_F(HuggingFaceFolderTest, BadFoldersAreRefusedInOneSentence) {
   const auto refused = [&](const std::string& name) {
     const Finished run = train(name, "-n 1 --set training.steps=1");

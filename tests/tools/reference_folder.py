@@ -4,6 +4,8 @@ Usage: reference_folder.py make OUT STEPS      OUT/NAME (config.json, weights, t
        reference_folder.py open OUT            opens OUT/NAME-exported, a line a model: NAME and the largest difference of
                                                its logits from those of what this script trained, OUT/NAME-trained
        reference_folder.py same OUT NAME F...  the same for each folder OUT/F
+       reference_folder.py generate OUT        OUT/prompts, and a line a model and prompt: NAME and the ids that
+                                               transformers generates greedily after it with what this script trained
 Runs of Trireme read the same tokens in the same order (design: shuffle false)."""
 import os
 import sys
@@ -76,11 +78,25 @@ def compare(out, name, folder):
     print(folder, ((logits - expected).abs().max() / expected.abs().max()).item())
 
 
+def generate(out):
+    prompts = [[3, 1, 4], [5], [9, 2, 6, 5, 3]]
+    with open(f"{out}/prompts", "w") as file:
+        file.writelines(" ".join(map(str, prompt)) + "\n" for prompt in prompts)
+    for name in ["gpt2", *MODELS]:
+        model = AutoModelForCausalLM.from_pretrained(f"{out}/{name}-trained").eval()
+        for prompt in prompts:
+            found = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                                   max_new_tokens=10, do_sample=False, pad_token_id=0)
+            print(name, *found[0, len(prompt):].tolist())
+
+
 if sys.argv[1] == "make":
     make(sys.argv[2], int(sys.argv[3]))
 elif sys.argv[1] == "open":
     for name in ["gpt2", *MODELS]:
         compare(sys.argv[2], name, f"{name}-exported")
+elif sys.argv[1] == "generate":
+    generate(sys.argv[2])
 else:
     for folder in sys.argv[4:]:
         compare(sys.argv[2], sys.argv[3], folder)

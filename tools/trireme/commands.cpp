@@ -94,17 +94,39 @@ struct Parser {
   void add_generate() {
     CLI::App* c = add(app, result, generate, "generate", "Generate text with a trained language model",
                       "trireme generate runs/austen --prompt \"It is a truth\" --tokens 300");
-    c->add_option("checkpoint", generate.checkpoint, "A run folder, a checkpoint folder or one checkpoint")->required();
-    c->add_option("--prompt", generate.prompt, "The beginning of the text")->type_name("TEXT");
-    c->add_option("--tokens", generate.tokens, "Tokens to add")->check(at_least(0))->capture_default_str();
-    c->add_option("--temperature", generate.temperature, "0: always the most likely token")
+    c->add_option("from", generate.from, "A run folder, a checkpoint folder, one checkpoint, or a Hugging Face folder")
+        ->required();
+    CLI::Option* prompt = c->add_option("--prompt", generate.prompt, "The beginning of the text")->type_name("TEXT");
+    c->add_option("--prompts", generate.prompts, "A file with a prompt on each line")
+        ->type_name("FILE")
+        ->excludes(prompt);
+    c->add_option("--batch", generate.batch, "Prompts at a time")->check(at_least(1))->capture_default_str();
+    generate::SampleOptions& sample = generate.sample;
+    c->add_option("--max-tokens,--tokens", sample.tokens, "Tokens to add, at most")
         ->check(at_least(0))
         ->capture_default_str();
-    c->add_option("--top-k", generate.top_k, "Choose among this many most likely tokens (0: all)")
+    c->add_option("--temperature", sample.choice.temperature, "0: always the most likely token")
         ->check(at_least(0))
         ->capture_default_str();
-    c->add_option("--seed", generate.seed, "Seed of the choice")->capture_default_str();
-    c->add_flag("--json", generate.json, "One JSON object instead of text");
+    c->add_option("--top-k", sample.choice.top_k, "Choose among this many most likely tokens (0: all)")
+        ->check(at_least(0))
+        ->capture_default_str();
+    c->add_option("--top-p", sample.choice.top_p,
+                  "Choose among the most likely tokens that have this probability together (1: all)")
+        ->capture_default_str();
+    c->add_option("--min-p", sample.choice.min_p,
+                  "Choose among tokens at least this many times as likely as the most likely one (0: all)")
+        ->capture_default_str();
+    c->add_option("--repetition-penalty", sample.choice.repetition_penalty,
+                  "Makes tokens that the text has less likely (1: no)")
+        ->capture_default_str();
+    c->add_option("--stop", generate.stop, "The text ends before this; may be given again")->type_name("TEXT");
+    c->add_option("--seed", sample.seed, "Seed of the choice; that of the second prompt is one more, and so on")
+        ->capture_default_str();
+    c->add_option("--dtype", generate.dtype, "Type of the weights while it runs: fp32 or bf16")
+        ->check(CLI::IsMember({"fp32", "bf16"}))
+        ->capture_default_str();
+    c->add_flag("--json", generate.json, "A JSON object a prompt instead of text");
   }
 
   void add_export() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/generate/options.h>
 #include <trireme/train/commands.h>
 
 #include <cstdint>
@@ -28,12 +29,13 @@ struct LaunchCommand {
 };
 
 struct GenerateCommand {
-  std::filesystem::path checkpoint;
+  std::filesystem::path from;
   std::string prompt;
-  int64_t tokens = 200;
-  double temperature = 0.8;
-  int64_t top_k = 0;
-  int64_t seed = 0;
+  std::filesystem::path prompts; ///< a file with a prompt a line
+  int64_t batch = 8;
+  std::string dtype = "fp32";
+  std::vector<std::string> stop;
+  generate::SampleOptions sample;
   bool json = false;
 };
 

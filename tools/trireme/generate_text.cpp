@@ -4,58 +4,218 @@
 #include <trireme/base/text.h>
 #include <trireme/device/choose.h>
 #include <trireme/device/move.h>
+#include <trireme/generate/choose_token.h>
 #include <trireme/generate/load.h>
 #include <trireme/generate/sample.h>
-#include <trireme/monitor/html.h>
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <chrono>
+#include <fstream>
 #include <iostream>
+#include <utility>
 
 namespace trireme::tools {
+namespace {
 
-int generate_text(const GenerateCommand& command) {
-  generate::Trained trained = generate::load(command.checkpoint);
-  device::move(*trained.model.module(), device::choose("auto", 0, 1));
-  std::vector<int32_t> prompt;
-  if (trained.tokenizer) {
-    prompt = trained.tokenizer->encode(command.prompt);
-  } else { // trained on raw tokens: the prompt is token ids
-    for (const std::string& word : split(command.prompt, ' ')) {
+using Ids = std::vector<int32_t>;
+using Clock = std::chrono::steady_clock;
+
+// Text and token ids of a model. One that was trained on raw tokens reads and writes numbers.
+class Words {
+ public:
+  explicit Words(std::shared_ptr<const data::Tokenizer> tokenizer) : tokenizer_(std::move(tokenizer)) {}
+
+  Ids ids_of(const std::string& text) const {
+    if (tokenizer_) {
+      return tokenizer_->encode(text, /*add_special_tokens=*/true);
+    }
+    Ids ids;
+    for (const std::string& word : split(text, ' ')) {
       try {
         if (!word.empty()) {
-          prompt.push_back(std::stoi(word));
+          ids.push_back(std::stoi(word));
         }
       } catch (const std::exception&) {
         throw InputError("generate", concat('"', word, "\" is not a token number"),
                          "This model was trained on raw tokens and has no tokenizer: give the prompt as numbers.");
       }
     }
+    return ids;
   }
-  generate::SampleOptions options;
-  options.tokens = command.tokens;
-  options.temperature = command.temperature;
-  options.top_k = command.top_k;
-  options.seed = command.seed;
-  options.vocab_size = trained.tokenizer ? trained.tokenizer->vocab_size() : 0;
-  const std::vector<int32_t> tokens = generate::sample(trained.model, prompt, options);
-  std::string text;
-  if (trained.tokenizer) {
-    text = monitor::clean_utf8(trained.tokenizer->decode(tokens));
-  } else {
-    std::vector<std::string> words;
-    for (const int32_t token : tokens) {
-      words.push_back(std::to_string(token));
+
+  std::string text_of(const Ids& ids) const {
+    if (tokenizer_) {
+      return tokenizer_->decode(ids, /*skip_special_tokens=*/true);
     }
-    text = join(words, " ");
+    std::vector<std::string> words;
+    for (const int32_t id : ids) {
+      words.push_back(std::to_string(id));
+    }
+    return join(words, " ");
   }
-  if (command.json) {
-    std::cout << nlohmann::json(
-                     {{"text", text}, {"tokens", tokens}, {"prompt_tokens", prompt.size()}, {"step", trained.step}})
-                     .dump()
-              << '\n';
-  } else {
-    std::cout << text << '\n';
+
+ private:
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
+};
+
+std::vector<std::string> prompts_of(const GenerateCommand& command) {
+  if (command.prompts.empty()) {
+    return {command.prompt};
+  }
+  std::ifstream file(command.prompts);
+  std::vector<std::string> prompts;
+  for (std::string line; std::getline(file, line);) {
+    prompts.push_back(line);
+  }
+  if (!file.eof() || prompts.empty()) {
+    throw InputError(
+        "generate",
+        concat(command.prompts.string(), prompts.empty() ? " has no prompts" : " cannot be read to its end"),
+        "Give a text file with one prompt on each line.");
+  }
+  return prompts;
+}
+
+// A prompt's text as it grows.
+struct Growing {
+  std::string prompt;
+  Ids ids = {};   // of the prompt
+  Ids added = {}; // after it
+  size_t shown = 0;
+
+  std::string continuation(const Words& words) const {
+    Ids all = ids;
+    all.insert(all.end(), added.begin(), added.end());
+    const std::string before = words.text_of(ids), whole = words.text_of(all);
+    return whole.starts_with(before) ? whole.substr(before.size()) : words.text_of(added);
+  }
+};
+
+// Where the first of the stop strings begins; npos: none.
+size_t find_stop(const std::string& text, const std::vector<std::string>& stops) {
+  size_t first = std::string::npos;
+  for (const std::string& stop : stops) {
+    first = std::min(first, text.find(stop));
+  }
+  return first;
+}
+
+class Batch {
+ public:
+  Batch(const generate::Trained& trained, const GenerateCommand& command, const Words& words)
+      : trained_(trained), command_(command), words_(words) {}
+
+  void run(const std::vector<std::string>& prompts, int64_t first) {
+    std::vector<Growing> texts;
+    std::vector<Ids> ids;
+    for (const std::string& prompt : prompts) {
+      ids.push_back(words_.ids_of(prompt));
+      texts.push_back({.prompt = prompt, .ids = ids.back()});
+    }
+    const bool streams = !command_.json && prompts.size() == 1;
+    if (streams) {
+      std::cout << clean_utf8(words_.text_of(ids.front())) << std::flush;
+    }
+    generate::SampleOptions options = command_.sample;
+    options.seed += first;
+    const auto begin = Clock::now();
+    Clock::time_point after_first = begin;
+    int64_t after = 0; // tokens after the first of each prompt
+    generate::continue_prompts(trained_.model, ids, options, [&](size_t prompt, int32_t token) {
+      Growing& text = texts[prompt];
+      text.added.push_back(token);
+      if (text.added.size() == 1) {
+        after_first = Clock::now();
+      } else {
+        ++after;
+      }
+      if (streams) {
+        show(text, /*all=*/false);
+      }
+      return !command_.stop.empty() && find_stop(text.continuation(words_), command_.stop) != std::string::npos;
+    });
+    const double seconds = std::chrono::duration<double>(Clock::now() - after_first).count();
+    for (Growing& text : texts) {
+      if (streams) {
+        show(text, /*all=*/true);
+        std::cout << '\n';
+      } else {
+        print(text, after > 0 ? static_cast<double>(after) / seconds : 0);
+      }
+    }
+  }
+
+ private:
+  std::string cut(const Growing& text) const {
+    std::string continuation = text.continuation(words_);
+    continuation.resize(std::min(continuation.size(), find_stop(continuation, command_.stop)));
+    return continuation;
+  }
+
+  // Holds back what may be the beginning of a stop string or of a character.
+  void show(Growing& text, bool all) const {
+    const std::string whole = cut(text);
+    size_t held = 3;
+    for (const std::string& stop : command_.stop) {
+      held = std::max(held, stop.size());
+    }
+    size_t end = all ? whole.size() : whole.size() - std::min(whole.size(), held);
+    while (!all && end > 0 && (static_cast<unsigned char>(whole[end]) & 0xC0U) == 0x80U) { // inside of a character
+      --end;
+    }
+    if (end > text.shown) {
+      std::cout << clean_utf8(whole.substr(text.shown, end - text.shown)) << std::flush;
+      text.shown = end;
+    }
+  }
+
+  void print(const Growing& text, double tokens_per_s) const {
+    const std::string continuation = clean_utf8(cut(text));
+    if (!command_.json) {
+      std::cout << clean_utf8(text.prompt) << continuation << "\n\n";
+      return;
+    }
+    nlohmann::ordered_json row = {{"prompt", clean_utf8(text.prompt)},
+                                  {"text", continuation},
+                                  {"ids", text.added},
+                                  {"prompt_tokens", text.ids.size()},
+                                  {"tokens_per_s", tokens_per_s}};
+    if (trained_.step) {
+      row["step"] = *trained_.step;
+    }
+    std::cout << row.dump() << std::endl;
+  }
+
+  const generate::Trained& trained_;
+  const GenerateCommand& command_;
+  const Words& words_;
+};
+
+} // namespace
+
+int generate_text(const GenerateCommand& given) {
+  GenerateCommand command = given;
+  generate::check(command.sample.choice);
+  if (std::ranges::find(command.stop, std::string()) != command.stop.end()) {
+    throw InputError("generate", "--stop is empty", "Give the text before which the answer ends.");
+  }
+  const std::vector<std::string> prompts = prompts_of(command);
+  generate::Trained trained = generate::load(command.from);
+  if (command.dtype == "bf16") {
+    trained.model.module()->to(at::kBFloat16);
+  }
+  device::move(*trained.model.module(), device::choose("auto", 0, 1));
+  command.sample.vocab_size = trained.tokenizer ? trained.tokenizer->vocab_size() : 0;
+  command.sample.end_tokens = trained.end_tokens;
+  const Words words(trained.tokenizer);
+  Batch batch(trained, command, words);
+  for (size_t begin = 0; begin < prompts.size(); begin += static_cast<size_t>(command.batch)) {
+    const size_t end = std::min(prompts.size(), begin + static_cast<size_t>(command.batch));
+    batch.run(
+        {prompts.begin() + static_cast<std::ptrdiff_t>(begin), prompts.begin() + static_cast<std::ptrdiff_t>(end)},
+        static_cast<int64_t>(begin));
   }
   return 0;
 }

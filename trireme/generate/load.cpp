@@ -3,24 +3,83 @@
 #include <trireme/base/error.h>
 #include <trireme/base/json.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/config/huggingface_model.h>
+#include <trireme/config/run_file.h>
 #include <trireme/generate/model_files.h>
 
 #include <torch/utils.h>
 
-namespace trireme::generate {
+#include <string>
 
-Trained load(const std::filesystem::path& path) {
+namespace trireme::generate {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const fs::path& folder, const std::string& type) {
+  throw InputError("generate", concat(folder.string(), " is a ", type, ", which generates no text"),
+                   "A \"gpt\" or \"llama\" does.");
+}
+
+std::vector<int32_t> end_tokens_in(const fs::path& folder) {
+  std::vector<int32_t> tokens;
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    std::error_code ignored;
+    if (!fs::is_regular_file(folder / name, ignored)) {
+      continue;
+    }
+    const JsonNode config = JsonNode::parse_file(folder / name);
+    const JsonNode* ids = config.is_object() ? config.find("eos_token_id") : nullptr;
+    if (ids == nullptr || ids->is_null()) {
+      continue;
+    }
+    if (ids->kind() == JsonNode::Kind::array) {
+      for (const JsonNode& id : ids->elements()) {
+        tokens.push_back(static_cast<int32_t>(id.as_integer()));
+      }
+    } else {
+      tokens.push_back(static_cast<int32_t>(ids->as_integer()));
+    }
+    return tokens;
+  }
+  return tokens;
+}
+
+Trained load_huggingface(const fs::path& folder) {
+  const config::HuggingFaceModel read = config::read_huggingface_model(folder);
+  Trained trained;
+  switch (read.family) {
+    case models::TransformerShape::Family::gpt:
+      trained.model = models::LanguageModel(read.gpt);
+      break;
+    case models::TransformerShape::Family::llama:
+      trained.model = models::LanguageModel(read.llama);
+      break;
+    case models::TransformerShape::Family::bert:
+      refuse(folder, "bert");
+  }
+  const auto has = [&](const char* name) {
+    std::error_code ignored;
+    return fs::is_regular_file(folder / name, ignored);
+  };
+  if (has("tokenizer.json") || has("vocab.json") || has("encoder.json")) {
+    trained.tokenizer = data::make_tokenizer(folder.string());
+  }
+  trained.end_tokens = end_tokens_in(folder);
+  return trained;
+}
+
+Trained load_checkpoint(const fs::path& path) {
   const auto saved = checkpoint::Checkpoint::open(path);
   const std::string where = (saved.folder() / "manifest.json").string();
-  Trained trained;
-  trained.run = config::read_run(JsonNode::parse(saved.config().dump(), where), saved.folder());
-  config::ModelConfig& model = trained.run.model;
+  config::RunConfig run = config::read_run(JsonNode::parse(saved.config().dump(), where), saved.folder());
+  config::ModelConfig& model = run.model;
   if (!model.is_language()) {
-    throw InputError("generate", concat(saved.folder().string(), " is a ", model.type, ", which generates no text"),
-                     "A \"gpt\" or \"llama\" does.");
+    refuse(saved.folder(), model.type);
   }
-  if (!trained.run.data.tokenizer.empty()) {
-    trained.tokenizer = data::make_tokenizer(kept_tokenizer(trained.run, saved.folder()).string());
+  Trained trained;
+  if (!run.data.tokenizer.empty()) {
+    trained.tokenizer = data::make_tokenizer(kept_tokenizer(run, saved.folder()).string());
   }
   if (model.shape().vocab_size == 0 && trained.tokenizer) { // the tokenizer's size
     model.set_vocab_size(trained.tokenizer->vocab_size());
@@ -30,8 +89,16 @@ Trained load(const std::filesystem::path& path) {
   for (const auto& item : trained.model.module()->named_parameters()) {
     saved.read_into(item.key(), 0, item.value().detach());
   }
+  trained.end_tokens = end_tokens_in(kept_folder(saved.folder()));
   trained.step = saved.step();
   return trained;
+}
+
+} // namespace
+
+Trained load(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path / "config.json", ignored) ? load_huggingface(path) : load_checkpoint(path);
 }
 
 } // namespace trireme::generate

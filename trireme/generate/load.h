@@ -1,25 +1,28 @@
 #pragma once
 
-#include <trireme/config/run_file.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/models/language_model.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <vector>
 
 namespace trireme::generate {
 
 /// A trained language model, ready to generate text.
 struct Trained {
   models::LanguageModel model;
-  /// nullptr for a run on raw tokens without a tokenizer.
+  /// nullptr for a run on raw tokens, and a folder, without a tokenizer that can be read.
   std::shared_ptr<const data::Tokenizer> tokenizer;
-  config::RunConfig run;
-  int64_t step = 0;
+  /// Tokens with which a text ends: eos_token_id of generation_config.json, or else of config.json.
+  std::vector<int32_t> end_tokens;
+  std::optional<int64_t> step; ///< none: a Hugging Face folder
 };
 
-/// Reads the newest intact checkpoint of a run folder or checkpoints folder, or the given checkpoint.
-/// Errors: InputError when there is none, or its model is no language model.
+/// Reads a Hugging Face folder (config.json in it), or the newest intact checkpoint of a run folder or checkpoints
+/// folder, or the given checkpoint. Errors: InputError when there is none, or its model is no language model.
 Trained load(const std::filesystem::path& path);
 
 } // namespace trireme::generate

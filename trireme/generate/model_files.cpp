@@ -70,12 +70,6 @@ fs::path folder_of(const fs::path& path) {
   return fs::is_directory(path, ignored) ? path : path.parent_path();
 }
 
-fs::path kept_in(const fs::path& checkpoint) {
-  const fs::path whole = fs::absolute(checkpoint).lexically_normal(); // it may be "." or end with a slash
-  const fs::path folder = whole.has_filename() ? whole : whole.parent_path();
-  return folder.parent_path().parent_path() / kKept; // RUN/checkpoints/global_step10
-}
-
 struct Kept {
   fs::path from;
   std::string name;
@@ -99,7 +93,7 @@ std::vector<Kept> files_of(const config::RunConfig& run) {
   };
   if (const fs::path& from = run.model.init_from(); run.model.reads_tokens() && !from.empty()) {
     const auto checkpoint = checkpoint::find_newest(from);
-    add_all(checkpoint ? kept_in(*checkpoint) : folder_of(from), kConfig, is_config);
+    add_all(checkpoint ? kept_folder(*checkpoint) : folder_of(from), kConfig, is_config);
   }
   const fs::path tokenizer = run.data.tokenizer;
   const bool has_own_name = std::ranges::find(kTokenizer, tokenizer.filename()) == kTokenizer.end();
@@ -125,6 +119,12 @@ void forget_all_but(const std::vector<Kept>& files, const fs::path& folder) {
 }
 
 } // namespace
+
+fs::path kept_folder(const fs::path& checkpoint) {
+  const fs::path whole = fs::absolute(checkpoint).lexically_normal(); // it may be "." or end with a slash
+  const fs::path folder = whole.has_filename() ? whole : whole.parent_path();
+  return folder.parent_path().parent_path() / kKept; // RUN/checkpoints/global_step10
+}
 
 void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, const std::vector<std::string>& labels,
                       bool resumed) {
@@ -161,7 +161,7 @@ void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, 
 }
 
 std::vector<std::string> kept_labels(const fs::path& checkpoint) {
-  const fs::path file = kept_in(checkpoint) / kLabels;
+  const fs::path file = kept_folder(checkpoint) / kLabels;
   std::error_code ignored;
   std::vector<std::string> labels;
   if (fs::is_regular_file(file, ignored)) {
@@ -174,8 +174,8 @@ std::vector<std::string> kept_labels(const fs::path& checkpoint) {
 }
 
 void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
-  copy_files(kept_in(checkpoint), kConfig, to);
-  copy_files(kept_in(checkpoint), kTokenizer, to);
+  copy_files(kept_folder(checkpoint), kConfig, to);
+  copy_files(kept_folder(checkpoint), kTokenizer, to);
 }
 
 fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint) {
@@ -185,7 +185,7 @@ fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint
   if (!tokenizer.has_parent_path() || (!in_run && fs::exists(tokenizer, ignored))) { // the former: "bytes"
     return tokenizer;
   }
-  const fs::path kept = kept_in(checkpoint);
+  const fs::path kept = kept_folder(checkpoint);
   for (const fs::path& name :
        {tokenizer.filename(), fs::path("tokenizer.json"), fs::path("vocab.json"), fs::path("encoder.json")}) {
     if (fs::is_regular_file(kept / name, ignored)) {

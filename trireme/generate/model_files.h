@@ -26,6 +26,9 @@ void copy_kept_files(const std::filesystem::path& checkpoint, const std::filesys
 /// The names of labels that a run has kept; empty if they were numbers.
 std::vector<std::string> kept_labels(const std::filesystem::path& checkpoint);
 
+/// Where the run of a checkpoint keeps its files; there may be none.
+std::filesystem::path kept_folder(const std::filesystem::path& checkpoint);
+
 /// The run's own copy of its tokenizer, or the path in `run` where there is none.
 std::filesystem::path kept_tokenizer(const config::RunConfig& run, const std::filesystem::path& checkpoint);
 

@@ -1,56 +1,149 @@
 #include <trireme/generate/sample.h>
 
 #include <trireme/base/error.h>
+#include <trireme/generate/choose_token.h>
+#include <trireme/models/key_value_cache.h>
 
+#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <span>
+#include <utility>
 
 namespace trireme::generate {
+namespace {
 
-std::vector<int32_t> sample(const models::LanguageModel& model, std::vector<int32_t> prompt,
-                            const SampleOptions& options) {
+using Ids = std::vector<int32_t>;
+
+void check_prompt(const Ids& prompt, int64_t vocab_size) {
+  for (const int32_t token : prompt) {
+    if (token < 0 || token >= vocab_size) {
+      throw InputError("generate",
+                       concat("the prompt has token ", token, ", but the model's tokens are 0 to ", vocab_size - 1),
+                       "Was the model trained with another tokenizer?");
+    }
+  }
+}
+
+// The texts of all prompts, and which of them still grow.
+class Texts {
+ public:
+  Texts(const models::LanguageModel& model, std::vector<Ids> prompts, const SampleOptions& options,
+        const OnToken& on_token)
+      : model_(model),
+        options_(options),
+        on_token_(on_token),
+        texts_(std::move(prompts)),
+        device_(model.module()->parameters().front().device()),
+        cache_(static_cast<int64_t>(texts_.size()), capacity()) {
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      prompt_sizes_.push_back(texts_[i].size());
+      generators_.push_back(at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed) + i));
+    }
+    ended_.resize(texts_.size());
+  }
+
+  std::vector<Ids> grow() {
+    for (int64_t i = 0; i < options_.tokens && std::ranges::find(ended_, false) != ended_.end(); ++i) {
+      const bool reads_all = i == 0 || std::ranges::find(cache_.lengths(), cache_.capacity()) != cache_.lengths().end();
+      choose(reads_all ? read_texts() : read_last());
+    }
+    std::vector<Ids> added;
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      added.emplace_back(texts_[i].begin() + static_cast<std::ptrdiff_t>(prompt_sizes_[i]), texts_[i].end());
+    }
+    return added;
+  }
+
+ private:
+  int64_t capacity() const {
+    size_t longest = 0;
+    for (const Ids& text : texts_) {
+      longest = std::max(longest, text.size());
+    }
+    return std::min(static_cast<int64_t>(longest) + options_.tokens, model_.most_tokens());
+  }
+
+  // Logits [B, V] after the last tokens of the texts that fit into the cache.
+  at::Tensor read_texts() {
+    std::vector<int64_t> lengths;
+    for (size_t i = 0; i < texts_.size(); ++i) { // an ended one takes no room
+      lengths.push_back(ended_[i] ? 1 : std::min(static_cast<int64_t>(texts_[i].size()), cache_.capacity()));
+    }
+    cache_.begin(lengths);
+    const at::Tensor tokens = at::zeros({cache_.rows(), cache_.reach()}, at::kLong);
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      std::copy(texts_[i].end() - lengths[i], texts_[i].end(),
+                tokens[static_cast<int64_t>(i)].mutable_data_ptr<int64_t>());
+    }
+    return model_.extend(tokens.to(device_), cache_);
+  }
+
+  at::Tensor read_last() {
+    cache_.next();
+    const at::Tensor tokens = at::empty({cache_.rows(), 1}, at::kLong);
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      tokens.mutable_data_ptr<int64_t>()[i] = texts_[i].back();
+    }
+    return model_.extend(tokens.to(device_), cache_);
+  }
+
+  void choose(const at::Tensor& all_logits) {
+    const int64_t size =
+        options_.vocab_size > 0 ? std::min(options_.vocab_size, all_logits.size(1)) : all_logits.size(1);
+    const at::Tensor logits = all_logits.narrow(1, 0, size).to(at::kCPU, at::kFloat);
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      if (ended_[i]) {
+        continue;
+      }
+      const int32_t token = choose_token(logits[static_cast<int64_t>(i)], texts_[i], options_.choice, generators_[i]);
+      texts_[i].push_back(token);
+      const bool is_end = std::ranges::find(options_.end_tokens, token) != options_.end_tokens.end();
+      ended_[i] = (on_token_ && on_token_(i, token)) || is_end;
+    }
+  }
+
+  const models::LanguageModel& model_;
+  const SampleOptions& options_;
+  const OnToken& on_token_;
+  std::vector<Ids> texts_;
+  std::vector<size_t> prompt_sizes_;
+  std::vector<at::Generator> generators_;
+  std::vector<bool> ended_;
+  at::Device device_;
+  models::KeyValueCache cache_;
+};
+
+} // namespace
+
+std::vector<Ids> continue_prompts(const models::LanguageModel& model, std::vector<Ids> prompts,
+                                  const SampleOptions& options, const OnToken& on_token) {
   const torch::NoGradGuard no_grad;
-  const models::TransformerShape shape = model.shape();
+  check(options.choice);
+  for (Ids& prompt : prompts) {
+    check_prompt(prompt, model.shape().vocab_size);
+    if (prompt.empty()) {
+      prompt.push_back(0);
+    }
+  }
+  if (prompts.empty() || options.tokens <= 0) {
+    return std::vector<Ids>(prompts.size());
+  }
+  const bool was_training = model.module()->is_training();
+  model.module()->eval();
+  std::vector<Ids> added = Texts(model, std::move(prompts), options, on_token).grow();
+  model.module()->train(was_training);
+  return added;
+}
+
+Ids sample(const models::LanguageModel& model, Ids prompt, const SampleOptions& options) {
   if (prompt.empty()) {
     prompt.push_back(0);
   }
-  for (const int32_t token : prompt) {
-    if (token < 0 || token >= shape.vocab_size) {
-      throw InputError(
-          "generate",
-          concat("the prompt has token ", token, ", but the model's tokens are 0 to ", shape.vocab_size - 1),
-          "Was the model trained with another tokenizer?");
-    }
-  }
-  const int64_t ids =
-      options.vocab_size > 0 ? std::min(options.vocab_size, shape.vocab_size) : shape.vocab_size; // to choose from
-  const at::Device device = model.module()->parameters().front().device();
-  const bool was_training = model.module()->is_training();
-  model.module()->eval();
-  at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed));
-  for (int64_t i = 0; i < options.tokens; ++i) {
-    const auto length = std::min<int64_t>(static_cast<int64_t>(prompt.size()), shape.sequence_length);
-    const std::vector<int64_t> window(prompt.end() - length, prompt.end());
-    at::Tensor logits = model.forward(torch::tensor(window, torch::kInt64).unsqueeze(0).to(device))
-                            .select(1, length - 1)
-                            .squeeze(0)
-                            .narrow(0, 0, ids)
-                            .cpu();
-    if (options.temperature <= 0) {
-      prompt.push_back(static_cast<int32_t>(logits.argmax().item<int64_t>()));
-      continue;
-    }
-    logits = logits / options.temperature;
-    if (options.top_k > 0 && options.top_k < ids) {
-      const at::Tensor least = std::get<0>(logits.topk(options.top_k)).min();
-      logits = logits.masked_fill(logits < least, -INFINITY);
-    }
-    prompt.push_back(
-        static_cast<int32_t>(at::multinomial(at::softmax(logits, 0), 1, false, generator).item<int64_t>()));
-  }
-  model.module()->train(was_training);
+  const Ids added = continue_prompts(model, {prompt}, options).front();
+  prompt.insert(prompt.end(), added.begin(), added.end());
   return prompt;
 }
 

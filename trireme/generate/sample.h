@@ -1,26 +1,29 @@
 #pragma once
 
+#include <trireme/generate/options.h>
 #include <trireme/models/language_model.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace trireme::generate {
 
-struct SampleOptions {
-  int64_t tokens = 200;
-  /// Divides the logits; 0: always the most likely token.
-  double temperature = 0.8;
-  /// Samples from this many of the most likely tokens; 0: from all.
-  int64_t top_k = 0;
-  int64_t seed = 0;
-  /// Only ids below it are chosen: those of the tokenizer, where the model's vocabulary is padded. 0: all.
-  int64_t vocab_size = 0;
-};
+/// Called for each new token. Returns whether the text ends with it.
+using OnToken = std::function<bool(size_t prompt, int32_t token)>;
 
-/// Returns `prompt` and its continuation by options.tokens tokens. An empty prompt starts from token 0. The model sees
-/// at most the last sequence_length tokens of the text. Cost: one forward pass over that window per token. Errors:
-/// InputError for a prompt token outside the vocabulary.
+/// The continuations of several prompts, each with the end token that it has. An empty prompt starts from token 0,
+/// which its continuation does not have.
+///
+/// All prompts are read at once, padded to the longest, then one token of each at a time, with a cache of keys and
+/// values (KeyValueCache). Beyond the model's positions the last of them are read again for each token. Cost: one pass
+/// over the prompts, then one over the weights per token of all prompts. Errors: InputError for a prompt token outside
+/// the vocabulary, and for options outside their range.
+std::vector<std::vector<int32_t>> continue_prompts(const models::LanguageModel& model,
+                                                   std::vector<std::vector<int32_t>> prompts,
+                                                   const SampleOptions& options, const OnToken& on_token = {});
+
+/// One prompt, and its continuation after it.
 std::vector<int32_t> sample(const models::LanguageModel& model, std::vector<int32_t> prompt,
                             const SampleOptions& options);
 

@@ -35,6 +35,14 @@ at::Tensor GptEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
   return drop(wpe->use([&] { return add_positions("gpt", x, wpe->weight, ranks); }), dropout, is_training(), ranks);
 }
 
+at::Tensor GptEmbeddingImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
+  if (cache.reads_prompts()) {
+    return forward(tokens_BT);
+  }
+  const at::Tensor x = wte->forward(tokens_BT);
+  return wpe->use([&] { return x + at::embedding(wpe->weight, cache.positions(x.device())).unsqueeze(1); });
+}
+
 GptAttentionImpl::GptAttentionImpl(const GptOptions& options, const ModelRanks& ranks)
     : c_attn(register_module("c_attn", tensor::ColumnParallelLinear(options.hidden, 3 * options.hidden, ranks.tensor,
                                                                     /*bias=*/true, /*parts=*/3))),
@@ -58,6 +66,15 @@ at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH) {
   const at::Tensor y = context::attention(part(0), part(1), part(2), ranks.context,
                                           {ranks.context_kind, /*causal=*/true, drops ? dropout : 0.0});
   return y.transpose(1, 2).reshape({sizes[0], sizes[1], heads * sizes[4]});
+}
+
+at::Tensor GptAttentionImpl::extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer) {
+  const at::Tensor qkv = c_attn->forward(x_BTH);
+  const std::vector<at::Tensor> parts = qkv.unflatten(-1, {3, heads, qkv.size(2) / (3 * heads)}).unbind(2);
+  const auto part = [&](size_t which) { return parts[which].transpose(1, 2); };
+  cache.store(layer, part(1), part(2));
+  return cache.reads_prompts() ? fused::causal_attention(qkv, {}, heads)
+                               : cache.attend(layer, part(0)).transpose(1, 2).flatten(2);
 }
 
 at::Tensor GptAttentionImpl::forward(const at::Tensor& x_BTH) {
@@ -93,7 +110,15 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH) {
         fused::add_layer_norm(attn->forward(normal), x_BTH, {}, ln_2->weight, ln_2->bias, ln_2->options.eps());
     return x + mlp->forward(y);
   }
-  const auto [attended, attention_bias] = project(attn->c_proj, attn->mix(normal));
+  return finish(attn->mix(normal), x_BTH);
+}
+
+at::Tensor GptBlockImpl::extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer) {
+  return finish(attn->extend(normalise(ln_1, x_BTH), cache, layer), x_BTH);
+}
+
+at::Tensor GptBlockImpl::finish(const at::Tensor& mixed, const at::Tensor& x_BTH) {
+  const auto [attended, attention_bias] = project(attn->c_proj, mixed);
   const auto [x, y] =
       fused::add_layer_norm(attended, x_BTH, attention_bias, ln_2->weight, ln_2->bias, ln_2->options.eps());
   const auto [out, mlp_bias] = project(mlp->c_proj, mlp->activate(y));
@@ -146,6 +171,16 @@ at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT) {
   return ln_f->forward(x);
 }
 
+at::Tensor GptTrunkImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
+  embedding->train(false);
+  at::Tensor x = embedding->extend(tokens_BT, cache);
+  int64_t layer = 0;
+  for (auto& block : *h) {
+    x = block->use([&] { return block->extend(x, cache, layer++); });
+  }
+  return ln_f->forward(cache.last_of(x));
+}
+
 GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(options), ranks_(ranks) {
   const ModelValues values = gpt_values(options);
   transformer = register_module("transformer", GptTrunk(options, ranks, values));
@@ -157,13 +192,20 @@ GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(
 }
 
 at::Tensor GptImpl::local_logits(const at::Tensor& tokens_BT) {
-  const at::Tensor x = transformer->forward(own_tokens(tokens_BT, ranks_));
+  return head(transformer->forward(own_tokens(tokens_BT, ranks_)));
+}
+
+at::Tensor GptImpl::head(const at::Tensor& x) {
   auto& wte = transformer->embedding->wte;
   return options_.tie_embeddings ? wte->use([&] { return wte->logits(x); }) : lm_head->forward(x);
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
   return join_logits(local_logits(tokens_BT), options_.vocab_size, ranks_);
+}
+
+at::Tensor GptImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
+  return join_logits(head(transformer->extend(tokens_BT, cache)), options_.vocab_size, ranks_).squeeze(1);
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/models/key_value_cache.h>
 #include <trireme/models/options.h>
 #include <trireme/models/ranks.h>
 #include <trireme/parallel/tensor/layers.h>
@@ -23,6 +24,8 @@ class ModelValues;
 class GptEmbeddingImpl : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& tokens_BT);
+  /// The same for the tokens that a cache has next.
+  at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
 
   zero::Sharded<tensor::VocabParallelEmbedding> wte{nullptr};
   zero::Sharded<torch::nn::Embedding> wpe{nullptr};
@@ -39,6 +42,8 @@ class GptAttentionImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x_BTH);
   /// The input of c_proj: the mixed values of this rank's heads, [B, T, H of these].
   at::Tensor mix(const at::Tensor& x_BTH);
+  /// mix() of the tokens that a cache has next, whose keys and values it keeps.
+  at::Tensor extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer);
 
   tensor::ColumnParallelLinear c_attn{nullptr};
   tensor::RowParallelLinear c_proj{nullptr};
@@ -68,12 +73,17 @@ class GptBlockImpl : public torch::nn::Module {
  public:
   explicit GptBlockImpl(const GptOptions& options, const ModelRanks& ranks = {});
   at::Tensor forward(const at::Tensor& x_BTH);
+  at::Tensor extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer);
 
   torch::nn::LayerNorm ln_1{nullptr};
   GptAttention attn{nullptr};
   torch::nn::LayerNorm ln_2{nullptr};
   GptMlp mlp{nullptr};
   double dropout;
+
+ private:
+  /// What follows the mixed values, without dropout.
+  at::Tensor finish(const at::Tensor& mixed, const at::Tensor& x_BTH);
 };
 TORCH_MODULE(GptBlock);
 
@@ -94,6 +104,8 @@ class GptTrunkImpl : public torch::nn::Module {
  public:
   GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const ModelValues& values);
   at::Tensor forward(const at::Tensor& tokens_BT);
+  /// Of the last token of each row, [B, 1, H].
+  at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
 
   GptEmbedding embedding; ///< registered as wte and wpe
   zero::ShardedList<GptBlock> h;
@@ -117,6 +129,8 @@ class GptImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens_BT);
   /// Mean cross-entropy in nats per token against targets [B, T]. No rank has the logits of the full vocabulary.
   at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT);
+  /// As Llama's.
+  at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
 
   const GptOptions& options() const { return options_; }
 
@@ -126,6 +140,7 @@ class GptImpl : public torch::nn::Module {
  private:
   /// [B, T or this rank's tokens, this rank's part of V].
   at::Tensor local_logits(const at::Tensor& tokens_BT);
+  at::Tensor head(const at::Tensor& x_BTH);
 
   GptOptions options_;
   ModelRanks ranks_;

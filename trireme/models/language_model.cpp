@@ -5,6 +5,8 @@
 #include <trireme/models/llama.h>
 #include <trireme/models/llama_layers.h>
 
+#include <algorithm>
+
 namespace trireme::models {
 
 template <class Impl>
@@ -15,6 +17,7 @@ void LanguageModel::hold(std::shared_ptr<Impl> model) {
   loss_ = [model](const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
     return model->loss(tokens_BT, targets_BT);
   };
+  extend_ = [model](const at::Tensor& tokens_BT, KeyValueCache& cache) { return model->extend(tokens_BT, cache); };
 }
 
 LanguageModel::LanguageModel(std::shared_ptr<GptImpl> model) {
@@ -31,6 +34,16 @@ LanguageModel::LanguageModel(const LanguageOptions& options, const ModelRanks& r
   } else {
     hold(Gpt(std::get<GptOptions>(options), ranks).ptr());
   }
+}
+
+int64_t LanguageModel::most_tokens() const {
+  const auto* const llama = std::get_if<LlamaOptions>(&options_);
+  if (llama == nullptr) {
+    return shape().sequence_length;
+  }
+  const int64_t trained = std::max(llama->sequence_length, llama->max_positions);
+  const bool grows = llama->rope_scaling.kind == RopeScaling::Kind::dynamic;
+  return grows ? static_cast<int64_t>(static_cast<double>(trained) * llama->rope_scaling.factor) : trained;
 }
 
 pipeline::LayerList language_layers(const LanguageOptions& options, const ModelRanks& ranks) {

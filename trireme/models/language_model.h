@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/models/key_value_cache.h>
 #include <trireme/models/options.h>
 #include <trireme/models/ranks.h>
 #include <trireme/parallel/pipeline/module.h>
@@ -30,9 +31,14 @@ class LanguageModel {
   at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) const {
     return loss_(tokens_BT, targets_BT);
   }
+  /// Logits [B, V] of what follows each row, of which the cache is told first: cache.begin() for prompts [B, T],
+  /// cache.next() for one more token a row [B, 1]. For generation, without gradients; not for ranks that split tokens.
+  at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache) const { return extend_(tokens_BT, cache); }
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
   const LanguageOptions& options() const { return options_; }
   TransformerShape shape() const { return shape_of(options_); }
+  /// The longest text that it reads: its positions, times the factor of a dynamic scaling.
+  int64_t most_tokens() const;
 
  private:
   template <class Impl>
@@ -42,6 +48,7 @@ class LanguageModel {
   std::shared_ptr<torch::nn::Module> module_;
   std::function<at::Tensor(const at::Tensor&)> forward_;
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> loss_;
+  std::function<at::Tensor(const at::Tensor&, KeyValueCache&)> extend_;
 };
 
 /// The same as a list of layers, with the loss of its outputs among these ranks.

@@ -43,15 +43,36 @@ at::Tensor LlamaAttentionImpl::normalise(RmsNorm& norm, const at::Tensor& x_BATD
   return fused::rms_norm(x_BATD.transpose(1, 2), weight, norm->eps).transpose(1, 2);
 }
 
-at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x_BTH) {
+LlamaAttentionImpl::Heads LlamaAttentionImpl::normalised(const at::Tensor& x_BTH) {
   Heads heads = project(x_BTH);
   if (q_norm) {
     heads.q = normalise(q_norm, heads.q);
     heads.k = normalise(k_norm, heads.k);
   }
+  return heads;
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x_BTH) {
+  Heads heads = normalised(x_BTH);
   const auto [cos, sin] = positions_->of(heads.q.size(2), heads.q.device());
   std::tie(heads.q, heads.k) = fused::rotate(heads.q, heads.k, cos, sin);
   return o_proj->forward(mix(heads));
+}
+
+at::Tensor LlamaAttentionImpl::extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer) {
+  Heads heads = normalised(x_BTH);
+  if (cache.reads_prompts()) {
+    const auto [cos, sin] = positions_->of(heads.q.size(2), heads.q.device());
+    std::tie(heads.q, heads.k) = fused::rotate(heads.q, heads.k, cos, sin);
+    cache.store(layer, heads.k, heads.v);
+    return o_proj->forward(mix(heads));
+  }
+  // Each row has a position of its own: rows take the place of tokens.
+  const auto [cos, sin] = positions_->of(cache.positions(heads.q.device()), cache.reach());
+  const auto [q, k] = fused::rotate(heads.q.transpose(0, 2), heads.k.transpose(0, 2), cos, sin);
+  cache.store(layer, k.transpose(0, 2), heads.v);
+  const at::Tensor mixed = cache.attend(layer, q.transpose(0, 2).to(heads.v.scalar_type()), options().window);
+  return o_proj->forward(mixed.transpose(1, 2).flatten(2));
 }
 
 LlamaBlockImpl::LlamaBlockImpl(const LlamaOptions& options, const ModelRanks& ranks, int64_t layer,
@@ -66,7 +87,14 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaOptions& options, const ModelRanks& ra
                                                      ranks.tensor))) {}
 
 at::Tensor LlamaBlockImpl::forward(const at::Tensor& x_BTH) {
-  const at::Tensor attended = self_attn->forward(input_layernorm->forward(x_BTH));
+  return finish(self_attn->forward(input_layernorm->forward(x_BTH)), x_BTH);
+}
+
+at::Tensor LlamaBlockImpl::extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer) {
+  return finish(self_attn->extend(input_layernorm->forward(x_BTH), cache, layer), x_BTH);
+}
+
+at::Tensor LlamaBlockImpl::finish(const at::Tensor& attended, const at::Tensor& x_BTH) {
   const auto [x, y] =
       fused::add_rms_norm(attended, x_BTH, post_attention_layernorm->weight, post_attention_layernorm->eps);
   return x + mlp->forward(y);
@@ -105,6 +133,15 @@ at::Tensor LlamaTrunkImpl::forward(const at::Tensor& tokens_BT) {
   return norm->forward(x);
 }
 
+at::Tensor LlamaTrunkImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
+  at::Tensor x = embed_tokens->forward(tokens_BT);
+  int64_t index = 0;
+  for (auto& layer : *layers) {
+    x = layer->use([&] { return layer->extend(x, cache, index++); });
+  }
+  return norm->forward(cache.last_of(x));
+}
+
 LlamaImpl::LlamaImpl(const LlamaOptions& options, const ModelRanks& ranks) : options_(options), ranks_(ranks) {
   const ModelValues values = llama_values(options);
   model = register_module("model", LlamaTrunk(options, ranks, values));
@@ -116,13 +153,20 @@ LlamaImpl::LlamaImpl(const LlamaOptions& options, const ModelRanks& ranks) : opt
 }
 
 at::Tensor LlamaImpl::local_logits(const at::Tensor& tokens_BT) {
-  const at::Tensor x = model->forward(own_tokens(tokens_BT, ranks_));
+  return head(model->forward(own_tokens(tokens_BT, ranks_)));
+}
+
+at::Tensor LlamaImpl::head(const at::Tensor& x) {
   auto& embedding = model->embed_tokens;
   return options_.tie_embeddings ? embedding->use([&] { return embedding->logits(x); }) : lm_head->forward(x);
 }
 
 at::Tensor LlamaImpl::forward(const at::Tensor& tokens_BT) {
   return join_logits(local_logits(tokens_BT), options_.vocab_size, ranks_);
+}
+
+at::Tensor LlamaImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
+  return join_logits(head(model->extend(tokens_BT, cache)), options_.vocab_size, ranks_).squeeze(1);
 }
 
 at::Tensor LlamaImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {

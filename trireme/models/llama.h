@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/models/key_value_cache.h>
 #include <trireme/models/options.h>
 #include <trireme/models/ranks.h>
 #include <trireme/models/rms_norm.h>
@@ -26,11 +27,15 @@ class LlamaAttentionImpl : public tensor::ParallelAttentionImpl {
   LlamaAttentionImpl(const LlamaOptions& options, const ModelRanks& ranks, int64_t layer,
                      std::shared_ptr<const RotaryPositions> positions);
   at::Tensor forward(const at::Tensor& x_BTH);
+  /// The same for the tokens that a cache has next, whose keys and values it keeps.
+  at::Tensor extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer);
 
   RmsNorm q_norm{nullptr}; ///< absent without LlamaOptions::qk_norm
   RmsNorm k_norm{nullptr};
 
  private:
+  /// Before rotation.
+  Heads normalised(const at::Tensor& x_BTH);
   /// Normalises each head. Every tensor rank has some heads, so the gradients of the weight are summed over them.
   at::Tensor normalise(RmsNorm& norm, const at::Tensor& x_BATD) const;
 
@@ -45,11 +50,16 @@ class LlamaBlockImpl : public torch::nn::Module {
   LlamaBlockImpl(const LlamaOptions& options, const ModelRanks& ranks, int64_t layer,
                  const std::shared_ptr<const RotaryPositions>& positions);
   at::Tensor forward(const at::Tensor& x_BTH);
+  at::Tensor extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer);
 
   RmsNorm input_layernorm{nullptr};
   LlamaAttention self_attn{nullptr};
   RmsNorm post_attention_layernorm{nullptr};
   tensor::ParallelMlp mlp{nullptr};
+
+ private:
+  /// What follows attention.
+  at::Tensor finish(const at::Tensor& attended, const at::Tensor& x_BTH);
 };
 TORCH_MODULE(LlamaBlock);
 
@@ -58,6 +68,8 @@ class LlamaTrunkImpl : public torch::nn::Module {
  public:
   LlamaTrunkImpl(const LlamaOptions& options, const ModelRanks& ranks, const ModelValues& values);
   at::Tensor forward(const at::Tensor& tokens_BT);
+  /// Of the last token of each row, [B, 1, H].
+  at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
 
   zero::Sharded<tensor::VocabParallelEmbedding> embed_tokens{nullptr};
   zero::ShardedList<LlamaBlock> layers;
@@ -81,6 +93,9 @@ class LlamaImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens_BT);
   /// Mean cross-entropy in nats per token against targets [B, T]. No rank has the logits of the full vocabulary.
   at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT);
+  /// Logits [B, V] of what follows each row, of which the cache is told first: cache.begin() or cache.next(). For
+  /// generation, without gradients; not for ranks that split tokens or sequences.
+  at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
 
   const LlamaOptions& options() const { return options_; }
 
@@ -90,6 +105,7 @@ class LlamaImpl : public torch::nn::Module {
  private:
   /// [B, T or this rank's tokens, this rank's part of V].
   at::Tensor local_logits(const at::Tensor& tokens_BT);
+  at::Tensor head(const at::Tensor& x_BTH);
 
   LlamaOptions options_;
   ModelRanks ranks_;

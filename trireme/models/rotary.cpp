@@ -144,13 +144,20 @@ RotaryPositions::Table RotaryPositions::of(int64_t tokens, const at::Device& dev
   const bool fits = ranks_.shares_tokens() || scaled != 0 ? known == tokens : known >= tokens;
   if (!fits || last_.cos.device() != device || scaled != last_scaled_length_) {
     // Without a length of their own, angles of a longer sequence begin with those of a shorter one.
+    constexpr int64_t kStep = 256; // generation asks for one more each time
     const int64_t most = ranks_.shares_tokens() || scaled != 0
                              ? tokens
-                             : std::max(tokens, std::min(options_.sequence_length, max_positions(options_)));
+                             : std::max((tokens + kStep - 1) / kStep * kStep,
+                                        std::min(options_.sequence_length, max_positions(options_)));
     last_ = compute(most, device);
     last_scaled_length_ = scaled;
   }
   return {last_.cos.slice(0, 0, tokens), last_.sin.slice(0, 0, tokens)};
+}
+
+RotaryPositions::Table RotaryPositions::of(const at::Tensor& positions, int64_t length) const {
+  const Table all = of(length, positions.device());
+  return {all.cos.index_select(0, positions), all.sin.index_select(0, positions)};
 }
 
 } // namespace trireme::models

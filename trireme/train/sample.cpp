@@ -28,8 +28,8 @@ std::string sample_of(const config::RunConfig& run, Task& task, const data::Toke
   const config::SampleConfig& wanted = *run.training.sample;
   generate::SampleOptions options;
   options.tokens = wanted.tokens;
-  options.temperature = wanted.temperature;
-  options.top_k = wanted.top_k;
+  options.choice.temperature = wanted.temperature;
+  options.choice.top_k = wanted.top_k;
   options.seed = run.training.seed;
   options.vocab_size = tokenizer.vocab_size();
   return tokenizer.decode(generate::sample(task.language, tokenizer.encode(wanted.prompt), options));

@@ -1,0 +1,121 @@
+#include <trireme/models/key_value_cache.h>
+
+#include <trireme/base/error.h>
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme::models {
+namespace {
+
+at::Tensor as_tensor(const std::vector<int64_t>& values, const at::Device& device) {
+  return at::from_blob(const_cast<int64_t*>(values.data()), {static_cast<int64_t>(values.size())}, at::kLong)
+      .clone()
+      .to(device);
+}
+
+} // namespace
+
+KeyValueCache::KeyValueCache(int64_t rows, int64_t capacity)
+    : capacity_(capacity), lengths_(static_cast<size_t>(rows), 0) {}
+
+void KeyValueCache::begin(const std::vector<int64_t>& lengths) {
+  if (lengths.size() != lengths_.size()) {
+    throw InputError("generate", concat("got ", lengths.size(), " prompts for a cache of ", rows(), " rows"));
+  }
+  for (const int64_t length : lengths) {
+    if (length < 1 || length > capacity_) {
+      throw InputError("generate", concat("a prompt has ", length, " tokens; the cache has room for 1 to ", capacity_));
+    }
+  }
+  lengths_ = lengths;
+  reads_prompts_ = true;
+  positions_.reset();
+  hidden_.clear();
+}
+
+void KeyValueCache::next() {
+  for (int64_t& length : lengths_) {
+    if (length == capacity_) {
+      throw InputError("generate", concat("the cache is full: a text has ", capacity_, " tokens"));
+    }
+    ++length;
+  }
+  reads_prompts_ = false;
+  positions_.reset();
+  hidden_.clear();
+}
+
+at::Tensor KeyValueCache::positions(const at::Device& device) {
+  if (!positions_.defined()) {
+    std::vector<int64_t> last = lengths_;
+    std::ranges::for_each(last, [](int64_t& length) { --length; });
+    positions_ = as_tensor(last, device);
+  }
+  return positions_;
+}
+
+int64_t KeyValueCache::reach() const {
+  return *std::ranges::max_element(lengths_);
+}
+
+void KeyValueCache::store(int64_t layer, const at::Tensor& k, const at::Tensor& v) {
+  if (static_cast<size_t>(layer) >= layers_.size()) {
+    layers_.resize(static_cast<size_t>(layer) + 1);
+  }
+  Layer& kept = layers_[static_cast<size_t>(layer)];
+  if (!kept.k.defined()) { // zeros: 0 times what is there must be 0
+    kept.k = at::zeros({k.size(0), k.size(1), capacity_, k.size(3)}, v.options());
+    kept.v = at::zeros_like(kept.k);
+  }
+  if (reads_prompts_) {
+    kept.k.narrow(2, 0, k.size(2)).copy_(k);
+    kept.v.narrow(2, 0, v.size(2)).copy_(v);
+    return;
+  }
+  const at::Tensor place = positions(k.device()).view({-1, 1, 1, 1}).expand(k.sizes());
+  kept.k.scatter_(2, place, k.to(kept.k.scalar_type()));
+  kept.v.scatter_(2, place, v);
+}
+
+at::Tensor KeyValueCache::hidden(int64_t window, const at::Device& device) {
+  const int64_t least = *std::ranges::min_element(lengths_);
+  if (least == reach() && (window == 0 || window >= reach())) {
+    return {};
+  }
+  at::Tensor& mask = hidden_[window];
+  if (!mask.defined()) {
+    const at::Tensor key = at::arange(reach(), at::TensorOptions(at::kLong).device(device));
+    const at::Tensor query = positions(device).view({-1, 1, 1});
+    mask = key > query;
+    if (window > 0) {
+      mask.logical_or_(key <= query - window);
+    }
+  }
+  return mask;
+}
+
+at::Tensor KeyValueCache::attend(int64_t layer, const at::Tensor& q, int64_t window) {
+  const Layer& kept = layers_.at(static_cast<size_t>(layer));
+  const int64_t B = q.size(0), A = q.size(1), D = q.size(3), K = kept.k.size(1), S = reach();
+  const auto read = [&](const at::Tensor& all) { return all.view({B * K, capacity_, D}).narrow(1, 0, S); };
+  const at::Tensor queries = (q * (1 / std::sqrt(static_cast<double>(D)))).reshape({B * K, A / K, D});
+  at::Tensor scores = at::bmm(queries.to(kept.k.scalar_type()), read(kept.k).transpose(1, 2)); // [B K, A / K, S]
+  if (const at::Tensor mask = hidden(window, q.device()); mask.defined()) {
+    scores.view({B, A, S}).masked_fill_(mask, -INFINITY);
+  }
+  const at::Tensor weights = at::softmax(scores, -1, at::kFloat).to(scores.scalar_type());
+  return at::bmm(weights, read(kept.v)).view({B, A, 1, D});
+}
+
+at::Tensor KeyValueCache::last_of(const at::Tensor& x) const {
+  if (!reads_prompts_) {
+    return x;
+  }
+  const at::Tensor last = as_tensor(lengths_, x.device()).sub_(1).view({-1, 1, 1});
+  return x.gather(1, last.expand({x.size(0), 1, x.size(2)}));
+}
+
+} // namespace trireme::models

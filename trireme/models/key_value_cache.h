@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace trireme::models {
+
+/// Keys and values of the tokens that a language model has read, for generation: a further token costs the work of one
+/// token. B rows are texts of their own lengths; A heads of queries, K of keys and values, of this rank.
+///
+/// Memory: 2 layers B K capacity D elements of the model's type, taken when the prompts are read.
+class KeyValueCache {
+ public:
+  /// Room for `capacity` tokens in each row.
+  KeyValueCache(int64_t rows, int64_t capacity);
+
+  /// Forgets what was read: the model reads prompts next, [B, T] tokens, of which row b has lengths[b] and padding
+  /// after them. Errors: InputError for a length outside 1 to `capacity`.
+  void begin(const std::vector<int64_t>& lengths);
+  /// The model reads one more token of each row next, [B, 1]. Errors: InputError if a row is full.
+  void next();
+
+  int64_t rows() const { return static_cast<int64_t>(lengths_.size()); }
+  int64_t capacity() const { return capacity_; }
+  /// Tokens of each row, with those being read.
+  const std::vector<int64_t>& lengths() const { return lengths_; }
+
+  // For models, whose layers read the tokens one after the other.
+
+  /// Whether the tokens being read are the prompts, at the positions 0 to T-1. Otherwise they are one token a row.
+  bool reads_prompts() const { return reads_prompts_; }
+  /// The positions of one token a row, int64 [B], and the largest plus 1.
+  at::Tensor positions(const at::Device& device);
+  int64_t reach() const;
+  /// Keeps the keys and values [B, K, T, D] of the tokens being read.
+  void store(int64_t layer, const at::Tensor& k, const at::Tensor& v);
+  /// softmax(Q K^T / sqrt(D)) V of one token a row, q [B, A, 1, D], which sees itself and those before it, `window` of
+  /// them at most (0: all). Returns [B, A, 1, D]. Call store() first.
+  at::Tensor attend(int64_t layer, const at::Tensor& q, int64_t window = 0);
+  /// x [B, T, H] of the last token of each row, [B, 1, H].
+  at::Tensor last_of(const at::Tensor& x) const;
+
+ private:
+  /// True where a token does not see another, bool [B, 1, reach]; undefined if all see all.
+  at::Tensor hidden(int64_t window, const at::Device& device);
+
+  struct Layer {
+    at::Tensor k, v; // [B, K, capacity, D]
+  };
+
+  int64_t capacity_;
+  std::vector<int64_t> lengths_;
+  bool reads_prompts_ = true;
+  std::vector<Layer> layers_;
+  at::Tensor positions_;
+  std::map<int64_t, at::Tensor> hidden_; // by window, of this token
+};
+
+} // namespace trireme::models
