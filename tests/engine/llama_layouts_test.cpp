@@ -175,6 +175,15 @@ TEST(LlamaLayoutsTest, ActivationsRecomputedOrMoved) {
   }
 }
 
+TEST(LlamaLayoutsTest, StatesAndParametersInFiles) {
+  const auto in_files = [](InitializeOptions& options) {
+    options.config.offload.optimizer.place = options.config.offload.parameters.place = offload::Place::nvme;
+    options.config.offload.optimizer.nvme_path = options.config.offload.parameters.nvme_path = testing::TempDir();
+  };
+  expect_trained_as_alone({.data = 2, .zero_stage = 3}, windowed(split_llama()), in_files);
+  expect_trained_as_alone({.data = 2, .tensor = 2, .zero_stage = 3}, split_qwen(), in_files);
+}
+
 TEST(LlamaLayoutsTest, AWindowAmongRanksOfRingAttentionIsRefused) {
   on_ranks(2, [](comm::World& world) {
     const auto step = [&](const LlamaOptions& shape) {

@@ -178,7 +178,7 @@ TEST_F(WholeRunTest, TrainsEvaluatesSavesReportsAndGenerates) {
   const Finished text =
       sh(kTrireme + " generate " + path("out") + " --prompt \"1 2 3\" --tokens 5 --temperature 0 --json");
   EXPECT_EQ(text.status, 0) << text.output;
-  EXPECT_EQ(nlohmann::json::parse(text.output)["tokens"].size(), 8u);
+  EXPECT_EQ(nlohmann::json::parse(text.output)["ids"].size(), 5u);
   fs::resize_file(path("out/checkpoints/global_step30/rank00000.safetensors"), 100);
   const Finished damaged = sh(kTrireme + " inspect " + path("out"));
   EXPECT_EQ(damaged.status, 1);

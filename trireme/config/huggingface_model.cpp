@@ -134,7 +134,8 @@ void ignore_the_rest(Reader& config) {
 void read_rope(Reader& config, HuggingFaceModel& out) {
   const auto set = [](auto& value, const auto& found, const JsonNode* earlier, const JsonNode& node) {
     if (earlier != nullptr && write_value(value) != write_value(found)) {
-      node.fail(concat("gives other rotary positions than ", earlier->where()), "Make them equal, or remove one.");
+      node.fail(concat("gives other rotary positions than ", earlier->path(), ", ", earlier->where()),
+                "Make them equal, or remove one.");
     }
     value = found;
   };

@@ -1,0 +1,100 @@
+// `trireme generate` on a run of bytes: prompts together and alone, stop texts, bad input.
+#include "shell.h"
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <sstream>
+
+namespace trireme::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::HasSubstr;
+
+class GenerateCommandTest : public RunFolder {
+ protected:
+  GenerateCommandTest() {
+    std::string text;
+    for (int i = 0; i < 60; ++i) {
+      text += "the quick brown fox jumps over the lazy dog. ";
+    }
+    write_file_atomically(folder / "text.txt", text);
+    write_file_atomically(folder / "text.json", R"({
+      "model": {"type": "llama", "layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "sequence_length": 24, "vocab_size": 256},
+      "data": {"type": "text", "train": ["text.txt"], "tokenizer": "bytes"}, "training": {"steps": 20},
+      "engine": {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}})");
+    const Finished trained = command("train text.json --out run");
+    EXPECT_EQ(trained.status, 0) << trained.output;
+  }
+  Finished command(const std::string& words) const {
+    return sh(concat("cd ", folder.string(), " && OMP_NUM_THREADS=1 ", kTrireme, ' ', words));
+  }
+  std::vector<json> rows(const std::string& words) const {
+    const Finished done = command(concat("generate run --json ", words));
+    EXPECT_EQ(done.status, 0) << done.output;
+    std::istringstream lines(done.output);
+    std::vector<json> found;
+    for (std::string line; std::getline(lines, line);) {
+      found.push_back(json::parse(line));
+    }
+    return found;
+  }
+};
+
+TEST_F(GenerateCommandTest, PromptsTogetherAreThoseAlone) {
+  write_file_atomically(folder / "prompts", "the \nquick brown\nj\n");
+  const std::string how = "--max-tokens 30 --temperature 0.9 --top-p 0.9 --repetition-penalty 1.1 ";
+  for (const char* batch : {"--batch 8", "--batch 2"}) {
+    const std::vector<json> together = rows(concat(how, "--seed 5 --prompts prompts ", batch));
+    ASSERT_EQ(together.size(), 3u);
+    const char* prompts[] = {"the ", "quick brown", "j"};
+    for (int i = 0; i < 3; ++i) {
+      const json& row = together[static_cast<size_t>(i)];
+      const json alone = rows(concat(how, "--seed ", 5 + i, " --prompt \"", prompts[i], '"')).at(0);
+      EXPECT_EQ(row.at("prompt"), prompts[i]);
+      EXPECT_EQ(row.at("text"), alone.at("text")) << batch << ", prompt " << i;
+      EXPECT_EQ(row.at("ids").size(), 30u) << "beyond the 24 positions of the model too";
+      EXPECT_EQ(row.at("prompt_tokens"), std::strlen(prompts[i]));
+      EXPECT_GT(row.at("tokens_per_s").get<double>(), 0);
+      EXPECT_EQ(row.at("step"), 20);
+    }
+  }
+}
+
+TEST_F(GenerateCommandTest, ATextEndsBeforeAStopText) {
+  const std::string how = "--prompt \"the qu\" --max-tokens 40 --temperature 0 ";
+  const auto whole = rows(how).at(0).at("text").get<std::string>();
+  const std::string stop = whole.substr(12, 3);
+  const json cut = rows(concat(how, "--stop never --stop \"", stop, '"')).at(0);
+  EXPECT_EQ(cut.at("text"), whole.substr(0, whole.find(stop)));
+  EXPECT_EQ(cut.at("ids").size(), whole.find(stop) + stop.size()) << "no token is computed after it";
+  const Finished streamed = command(concat("generate run ", how, "--stop \"", stop, '"'));
+  EXPECT_EQ(streamed.output, concat("the qu", whole.substr(0, whole.find(stop)), '\n'));
+  EXPECT_EQ(command("generate run " + how).output, concat("the qu", whole, '\n'));
+}
+
+TEST_F(GenerateCommandTest, BadInputIsRefusedInOneSentence) {
+  write_file_atomically(folder / "none", "");
+  for (const auto& [words, why] : {std::pair("--prompts missing", "missing"),
+                                   {"--prompts none", "none has no prompts"},
+                                   {"--prompts none --prompt a", "--prompt"},
+                                   {"--prompt a --top-p 0", "top_p is 0"},
+                                   {"--prompt a --top-p 1.5", "top_p is 1.5"},
+                                   {"--prompt a --min-p -1", "min_p is -1"},
+                                   {"--prompt a --repetition-penalty 0", "repetition_penalty is 0"},
+                                   {"--prompt a --stop \"\"", "--stop is empty"},
+                                   {"--prompt a --dtype int4", "--dtype"},
+                                   {"--prompt a --batch 0", "--batch"}}) {
+    const Finished refused = command(concat("generate run ", words));
+    EXPECT_EQ(refused.status, 2) << words << '\n' << refused.output;
+    EXPECT_THAT(refused.output, HasSubstr(why));
+  }
+  fs::create_directory(folder / "folder");
+  write_file_atomically(folder / "folder/config.json", R"({"model_type": "bert"})");
+  EXPECT_EQ(command("generate folder --prompt a").status, 2);
+}
+
+} // namespace
+} // namespace trireme::tools
