@@ -141,6 +141,17 @@ TEST_F(SmallTokenizerTest, PartsOfATextWithoutWords) {
   EXPECT_THAT(together->encode("a a   ab"), ElementsAre(5, 5, 0, 3, 2));
 }
 
+// As trained by PyPI tokenizers on a text that has "<unk>" itself; it leaves out both.
+TEST_F(SmallTokenizerTest, ASpecialTokenIsSoByItsTextUnderEveryId) {
+  const auto tokenizer = make({{"added_tokens", {{{"id", 2}, {"content", "<unk>"}, {"special", true}}}},
+                               {"model",
+                                {{"type", "Unigram"},
+                                 {"unk_id", 0},
+                                 {"vocab", json::parse(R"([["<unk>", 0.0], ["a", -1.0], ["<unk>", -2.0]])")}}}});
+  EXPECT_THAT(tokenizer->encode("axa"), ElementsAre(1, 0, 1));
+  EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{1, 0, 2, 1}, /*skip_special_tokens=*/true), "a a");
+}
+
 TEST_F(SmallTokenizerTest, WordPieceAndUnigramNameWhatHasNoToken) {
   const json pieces = {{"type", "WordPiece"}, {"vocab", {{"a", 0}, {"##b", 1}}}};
   EXPECT_THAT(make({{"model", pieces}})->encode("abb"), ElementsAre(0, 1, 1));

@@ -144,11 +144,13 @@ RotaryPositions::Table RotaryPositions::of(int64_t tokens, const at::Device& dev
   const bool fits = ranks_.shares_tokens() || scaled != 0 ? known == tokens : known >= tokens;
   if (!fits || last_.cos.device() != device || scaled != last_scaled_length_) {
     // Without a length of their own, angles of a longer sequence begin with those of a shorter one.
-    constexpr int64_t kStep = 256; // generation asks for one more each time
-    const int64_t most = ranks_.shares_tokens() || scaled != 0
-                             ? tokens
-                             : std::max((tokens + kStep - 1) / kStep * kStep,
-                                        std::min(options_.sequence_length, max_positions(options_)));
+    int64_t most = tokens;
+    if (!ranks_.shares_tokens() && scaled == 0) {
+      constexpr int64_t kStep = 256; // generation asks for one more each time
+      const bool grows = options_.rope_scaling.kind != Kind::dynamic;
+      most = std::max(grows ? (tokens + kStep - 1) / kStep * kStep : tokens,
+                      std::min(options_.sequence_length, max_positions(options_)));
+    }
     last_ = compute(most, device);
     last_scaled_length_ = scaled;
   }

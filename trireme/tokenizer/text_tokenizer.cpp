@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <set>
+#include <string_view>
 #include <utility>
 
 namespace trireme::tokenizer {
@@ -32,10 +34,16 @@ void check_growth(size_t before, size_t after, const std::string& source) {
 TextTokenizer::TextTokenizer(TokenizerParts parts, std::string source)
     : parts_(std::move(parts)), source_(std::move(source)) {
   const std::vector<std::string>& tokens = parts_.model->tokens();
+  std::set<std::string_view> special; // by content: a vocabulary may have it under several ids
+  for (const AddedToken& token : parts_.added) {
+    if (token.special) {
+      special.insert(token.content);
+    }
+  }
   tokens_.resize(tokens.size());
   for (size_t id = 0; id < tokens.size(); ++id) {
     if (parts_.model->has_id(static_cast<int32_t>(id))) {
-      set_token(static_cast<int32_t>(id), tokens[id], false);
+      set_token(static_cast<int32_t>(id), tokens[id], special.contains(tokens[id]));
     }
   }
   add_tokens();
