@@ -81,14 +81,15 @@ std::vector<std::string> prompts_of(const GenerateCommand& command) {
 // A prompt's text as it grows.
 struct Growing {
   std::string prompt;
-  Ids ids = {};   // of the prompt
-  Ids added = {}; // after it
+  Ids ids;            // of the prompt
+  std::string before; // their text
+  Ids added = {};     // after them
   size_t shown = 0;
 
   std::string continuation(const Words& words) const {
     Ids all = ids;
     all.insert(all.end(), added.begin(), added.end());
-    const std::string before = words.text_of(ids), whole = words.text_of(all);
+    const std::string whole = words.text_of(all);
     return whole.starts_with(before) ? whole.substr(before.size()) : words.text_of(added);
   }
 };
@@ -112,16 +113,15 @@ class Batch {
     std::vector<Ids> ids;
     for (const std::string& prompt : prompts) {
       ids.push_back(words_.ids_of(prompt));
-      texts.push_back({.prompt = prompt, .ids = ids.back()});
+      texts.push_back({.prompt = prompt, .ids = ids.back(), .before = words_.text_of(ids.back())});
     }
     const bool streams = !command_.json && prompts.size() == 1;
     if (streams) {
-      std::cout << clean_utf8(words_.text_of(ids.front())) << std::flush;
+      std::cout << clean_utf8(texts.front().before) << std::flush;
     }
     generate::SampleOptions options = command_.sample;
     options.seed += first;
-    const auto begin = Clock::now();
-    Clock::time_point after_first = begin;
+    auto after_first = Clock::now();
     int64_t after = 0; // tokens after the first of each prompt
     generate::continue_prompts(trained_.model, ids, options, [&](size_t prompt, int32_t token) {
       Growing& text = texts[prompt];
@@ -131,15 +131,20 @@ class Batch {
       } else {
         ++after;
       }
-      if (streams) {
-        show(text, /*all=*/false);
+      if (!streams && command_.stop.empty()) {
+        return false;
       }
-      return !command_.stop.empty() && find_stop(text.continuation(words_), command_.stop) != std::string::npos;
+      std::string continuation = text.continuation(words_);
+      const bool stops = find_stop(continuation, command_.stop) != std::string::npos;
+      if (streams) {
+        show(text, cut(std::move(continuation)), /*all=*/false);
+      }
+      return stops;
     });
     const double seconds = std::chrono::duration<double>(Clock::now() - after_first).count();
     for (Growing& text : texts) {
       if (streams) {
-        show(text, /*all=*/true);
+        show(text, cut(text.continuation(words_)), /*all=*/true);
         std::cout << '\n';
       } else {
         print(text, after > 0 ? static_cast<double>(after) / seconds : 0);
@@ -148,15 +153,14 @@ class Batch {
   }
 
  private:
-  std::string cut(const Growing& text) const {
-    std::string continuation = text.continuation(words_);
+  // Up to the first stop string.
+  std::string cut(std::string continuation) const {
     continuation.resize(std::min(continuation.size(), find_stop(continuation, command_.stop)));
     return continuation;
   }
 
   // Holds back what may be the beginning of a stop string or of a character.
-  void show(Growing& text, bool all) const {
-    const std::string whole = cut(text);
+  void show(Growing& text, const std::string& whole, bool all) const {
     size_t held = 3;
     for (const std::string& stop : command_.stop) {
       held = std::max(held, stop.size());
@@ -172,7 +176,7 @@ class Batch {
   }
 
   void print(const Growing& text, double tokens_per_s) const {
-    const std::string continuation = clean_utf8(cut(text));
+    const std::string continuation = clean_utf8(cut(text.continuation(words_)));
     if (!command_.json) {
       std::cout << clean_utf8(text.prompt) << continuation << "\n\n";
       return;

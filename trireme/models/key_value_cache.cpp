@@ -8,15 +8,6 @@
 #include <cmath>
 
 namespace trireme::models {
-namespace {
-
-at::Tensor as_tensor(const std::vector<int64_t>& values, const at::Device& device) {
-  return at::from_blob(const_cast<int64_t*>(values.data()), {static_cast<int64_t>(values.size())}, at::kLong)
-      .clone()
-      .to(device);
-}
-
-} // namespace
 
 KeyValueCache::KeyValueCache(int64_t rows, int64_t capacity)
     : capacity_(capacity), lengths_(static_cast<size_t>(rows), 0) {}
@@ -50,9 +41,7 @@ void KeyValueCache::next() {
 
 at::Tensor KeyValueCache::positions(const at::Device& device) {
   if (!positions_.defined()) {
-    std::vector<int64_t> last = lengths_;
-    std::ranges::for_each(last, [](int64_t& length) { --length; });
-    positions_ = as_tensor(last, device);
+    positions_ = at::tensor(lengths_, at::kLong).sub_(1).to(device);
   }
   return positions_;
 }
@@ -110,11 +99,11 @@ at::Tensor KeyValueCache::attend(int64_t layer, const at::Tensor& q, int64_t win
   return at::bmm(weights, read(kept.v)).view({B, A, 1, D});
 }
 
-at::Tensor KeyValueCache::last_of(const at::Tensor& x) const {
+at::Tensor KeyValueCache::last_of(const at::Tensor& x) {
   if (!reads_prompts_) {
     return x;
   }
-  const at::Tensor last = as_tensor(lengths_, x.device()).sub_(1).view({-1, 1, 1});
+  const at::Tensor last = positions(x.device()).view({-1, 1, 1});
   return x.gather(1, last.expand({x.size(0), 1, x.size(2)}));
 }
 

@@ -32,7 +32,7 @@ class KeyValueCache {
 
   /// Whether the tokens being read are the prompts, at the positions 0 to T-1. Otherwise they are one token a row.
   bool reads_prompts() const { return reads_prompts_; }
-  /// The positions of one token a row, int64 [B], and the largest plus 1.
+  /// The positions of the last token of each row, int64 [B], and the largest plus 1.
   at::Tensor positions(const at::Device& device);
   int64_t reach() const;
   /// Keeps the keys and values [B, K, T, D] of the tokens being read.
@@ -41,7 +41,7 @@ class KeyValueCache {
   /// them at most (0: all). Returns [B, A, 1, D]. Call store() first.
   at::Tensor attend(int64_t layer, const at::Tensor& q, int64_t window = 0);
   /// x [B, T, H] of the last token of each row, [B, 1, H].
-  at::Tensor last_of(const at::Tensor& x) const;
+  at::Tensor last_of(const at::Tensor& x);
 
  private:
   /// True where a token does not see another, bool [B, 1, reach]; undefined if all see all.
