@@ -198,6 +198,16 @@ TEST_F(SafetensorsDamageTest, BoolBytesOtherThanZeroAndOneAreRefused) {
   EXPECT_THAT(message_of<InputError>([&] { read.tensor("t"); }), HasSubstr("other than 0 and 1"));
 }
 
+TEST_F(SafetensorsDamageTest, ATensorThatIsCutOffAfterOpeningIsRefused) {
+  const fs::path file = folder_ / "cut.safetensors";
+  write_safetensors(file, {{"a", at::ones({4096})}, {"b", at::ones({4096})}}); // 16 KiB each
+  const Safetensors read = Safetensors::open(file);
+  fs::resize_file(file, fs::file_size(file) - 16'000);
+  EXPECT_TRUE(read.tensor("a").equal(at::ones({4096})));
+  EXPECT_TRUE(read.range("b", 0, 8).equal(at::ones({8})));
+  EXPECT_THAT(message_of<InputError>([&] { read.tensor("b"); }), HasSubstr("\"b\" is missing: another program has cut"));
+}
+
 TEST_F(SafetensorsDamageTest, WhatIsNoFileIsRefused) {
   EXPECT_THAT(message_of<InputError>([&] { Safetensors::open(folder_ / "absent"); }), HasSubstr("No such file"));
   EXPECT_THAT(message_of<InputError>([&] { Safetensors::open(folder_); }), HasSubstr("it is a folder"));

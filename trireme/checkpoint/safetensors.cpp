@@ -36,6 +36,18 @@ constexpr DtypeRow kDtypes[] = {
     {"F8_E5M2", at::kFloat8_e5m2},
 };
 
+// Touching a mapped page past the end of its file would end the program.
+void refuse_if_cut(const char* data, uint64_t bytes, const std::string& where) {
+#ifdef MADV_POPULATE_READ
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const uintptr_t last = (reinterpret_cast<uintptr_t>(data) + bytes - 1) / page * page;
+  if (::madvise(reinterpret_cast<void*>(last), page, MADV_POPULATE_READ) != 0 && errno == EFAULT) {
+    throw InputError("safetensors", concat(where, " is missing: another program has cut the file since it was opened"),
+                     "Write the file again, then start again.");
+  }
+#endif
+}
+
 } // namespace
 
 struct Safetensors::File {
@@ -167,6 +179,7 @@ at::Tensor Safetensors::range(std::string_view name, int64_t begin, int64_t end)
   const uint64_t element = dtype_bytes(found.dtype);
   char* data = file_->mapping.data() + file_->header.data_start + found.begin + static_cast<uint64_t>(begin) * element;
   const int64_t numel = end - begin;
+  refuse_if_cut(data, static_cast<uint64_t>(numel) * element, where);
   if (type == at::kBool && std::any_of(data, data + numel, [](char byte) { return byte != 0 && byte != 1; })) {
     throw InputError("safetensors", concat(where, " is BOOL but has bytes other than 0 and 1"), "The file is damaged.");
   }

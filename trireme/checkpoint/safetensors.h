@@ -35,8 +35,8 @@ struct TensorInfo {
 /// of the file. Nothing in a file can run code or make this allocate more than a small multiple of the
 /// header.
 /// Cost:   O(header); 10,000 tensors take about 10 ms. Tensor bytes are read when touched.
-/// Errors: InputError naming file and tensor. A file that another process truncates after open() raises SIGBUS when
-/// touched, as with every memory map.
+/// Errors: InputError naming file and tensor, also for a tensor whose end another process has cut off since open(). One
+/// cut after tensor() returned raises SIGBUS when touched, as with every memory map.
 /// Source: github.com/huggingface/safetensors, format description.
 class Safetensors {
  public:
