@@ -60,7 +60,7 @@ TEST_F(TokenizeCommandTest, BadInputIsOneSentence) {
     EXPECT_EQ(finished.status, 2) << finished.output;
     return finished.output;
   };
-  EXPECT_THAT(refused("1\n9\n", "--decode"), HasSubstr("no such id (ids are 0 to 6)"));
+  EXPECT_THAT(refused("1\n9\n", "--decode"), AllOf(HasSubstr("stdin:2: "), HasSubstr("no such id (ids are 0 to 6)")));
   EXPECT_THAT(refused("1\n1 x\n", "--decode"), AllOf(HasSubstr("stdin:2"), HasSubstr("got \"x\"")));
   EXPECT_THAT(refused("[1,\n", "--decode"), HasSubstr("stdin:1"));
   EXPECT_THAT(refused("{\"id\": 1}\n", "--decode"), HasSubstr("has no \"ids\""));

@@ -56,6 +56,16 @@ std::vector<int32_t> read_ids(const std::string& line, const std::string& where)
   return ids;
 }
 
+std::string decode(const tokenizer::Tokenizer& tokenizer, const std::string& line, const std::string& where,
+                   bool skip_special_tokens) {
+  const std::vector<int32_t> ids = read_ids(line, where);
+  try {
+    return tokenizer.decode(ids, skip_special_tokens);
+  } catch (const InputError& error) {
+    throw InputError("tokenize", concat(where, ": ", error.what()));
+  }
+}
+
 void print_ids(const std::vector<int32_t>& ids, bool json) {
   std::string out = json ? "{\"ids\": [" : "";
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -76,7 +86,7 @@ int tokenize(const TokenizeCommand& command) {
       print_ids(tokenizer->encode(line, command.special), command.json);
       continue;
     }
-    const std::string text = tokenizer->decode(read_ids(line, concat("stdin:", number)), !command.special);
+    const std::string text = decode(*tokenizer, line, concat("stdin:", number), !command.special);
     if (command.json) {
       std::cout << nlohmann::json{{"text", tokenizer::replace_invalid_utf8(text)}}.dump() << '\n';
     } else {
