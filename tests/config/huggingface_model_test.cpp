@@ -7,6 +7,8 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 
@@ -173,6 +175,9 @@ TEST_F(HuggingFaceModelTest, FromNamesAFolderOfThisMachine) {
   const auto refused = [&](const std::string& from) { return testing::ThrowsMessage<InputError>(HasSubstr(from)); };
   EXPECT_THAT([&] { run("", {"model.from=config.json"}); }, refused("config.json is a file. Name its folder, "));
   EXPECT_THAT([&] { run("", {"model.from=HuggingFaceTB/SmolLM2-135M"}); }, refused("Trireme downloads nothing"));
+  fs::remove(folder_ / "config.json");
+  ASSERT_EQ(::mkfifo((folder_ / "config.json").c_str(), 0600), 0);
+  EXPECT_THAT([&] { run(""); }, refused("config.json is not a regular file"));
 }
 
 TEST_F(HuggingFaceModelTest, LayerTypesDecideWhichLayersHaveAWindow) {

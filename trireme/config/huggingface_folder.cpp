@@ -30,17 +30,17 @@ fs::path folder_of(const JsonNode& from, const RunPaths& paths) {
   return folder;
 }
 
-// Empty: none that can be read.
+} // namespace
+
 fs::path tokenizer_in(const fs::path& folder) {
   std::error_code ignored;
-  if (fs::exists(folder / "tokenizer.json", ignored)) {
-    return folder / "tokenizer.json";
+  for (const char* name : {"tokenizer.json", "vocab.json", "encoder.json"}) { // the latter two with their merges
+    if (fs::is_regular_file(folder / name, ignored)) {
+      return folder / name;
+    }
   }
-  const bool pair = fs::exists(folder / "vocab.json", ignored) && fs::exists(folder / "merges.txt", ignored);
-  return pair ? folder / "vocab.json" : fs::path();
+  return {};
 }
-
-} // namespace
 
 std::optional<HuggingFaceModel> read_from(const JsonNode& model, const RunPaths& paths, RunConfig& run) {
   const JsonNode* from = model.find("from");

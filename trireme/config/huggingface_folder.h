@@ -5,10 +5,15 @@
 #include <trireme/config/run_file.h>
 #include <trireme/config/run_paths.h>
 
+#include <filesystem>
 #include <optional>
 
 // "model": {"from": FOLDER} in run files: a Hugging Face folder.
 namespace trireme::config {
+
+/// What data::make_tokenizer() reads from a Hugging Face folder: tokenizer.json, vocab.json or encoder.json. Empty if it
+/// has none.
+std::filesystem::path tokenizer_in(const std::filesystem::path& folder);
 
 /// Reads the model of the folder that "from" in the section "model" names, if it does, and adds its notes to those of
 /// `run`. Errors: InputError with the key's place for a folder without config.json; those of read_huggingface_model().

@@ -408,6 +408,9 @@ HuggingFaceModel read_huggingface_model(const fs::path& folder) {
     throw InputError("config", concat("there is no ", file.string(), ", which a Hugging Face folder has"),
                      "Name the folder that holds config.json, the weights and tokenizer.json.");
   }
+  if (!fs::is_regular_file(file, ignored)) { // reading a pipe would wait for its writer
+    throw InputError("config", concat(file.string(), " is not a regular file"));
+  }
   const JsonNode root = JsonNode::parse_file(file);
   root.members();
   Reader config(root);

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/json.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/config/huggingface_folder.h>
 #include <trireme/config/huggingface_model.h>
 #include <trireme/config/run_file.h>
 #include <trireme/generate/model_files.h>
@@ -58,12 +59,8 @@ Trained load_huggingface(const fs::path& folder) {
     case models::TransformerShape::Family::bert:
       refuse(folder, "bert");
   }
-  const auto has = [&](const char* name) {
-    std::error_code ignored;
-    return fs::is_regular_file(folder / name, ignored);
-  };
-  if (has("tokenizer.json") || has("vocab.json") || has("encoder.json")) {
-    trained.tokenizer = data::make_tokenizer(folder.string());
+  if (const fs::path tokenizer = config::tokenizer_in(folder); !tokenizer.empty()) {
+    trained.tokenizer = data::make_tokenizer(tokenizer.string());
   }
   trained.end_tokens = end_tokens_in(folder);
   return trained;
