@@ -162,7 +162,8 @@ class Evaluator {
     run_.pipeline = {};
     run_.model.init_from().clear();
     check_samples(run_, datasets_);
-    task_ = registry_.make_task({run_, datasets_});
+    const models::ModelRanks alone; // as a default member it makes gcc 12 warn
+    task_ = registry_.make_task({run_, datasets_, alone});
     options.model = task_.model;
     options.pipeline = task_.pipeline;
     options.loss = task_.loss;
