@@ -258,7 +258,8 @@ void RunLog::finish(const std::string& sample) {
     log::info("validation accuracy ", monitor::decimals(*last_.val_accuracy * 100, 3), " %");
   }
   if (!sample.empty()) {
-    log::info("the model writes:\n", monitor::clean_utf8(sample), '\n');
+    const std::string text = monitor::clean_utf8(sample);
+    log::info("the model writes:\n", std::string_view(text).substr(0, text.find_last_not_of(" \n") + 1));
   }
   if (ranks_of(engine_) > 1 && steps_ > 0) {
     const auto steps = static_cast<double>(steps_);
