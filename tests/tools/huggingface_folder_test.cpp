@@ -62,6 +62,15 @@ class HuggingFaceFolderTest : public testing::Test {
     return sh(
         concat("cd ", folder.string(), " && OMP_NUM_THREADS=1 ", kTrireme, " train ", name, ".json --out out ", more));
   }
+  // Empty where two ranks can share the model.
+  static std::string refusal_of(const std::string& name, std::string_view layout) {
+    const bool has_window = name.ends_with("_window") || name == "qwen3_biases";
+    if (has_window && layout.ends_with("context=2")) {
+      return "ring attention knows no window";
+    }
+    const bool splits_heads = layout.find("tensor=2") != std::string_view::npos;
+    return name == "llama_odd" && splits_heads ? "the 3 heads of keys and values" : "";
+  }
   static void expect_curve(const std::string& name) {
     std::ifstream metrics(folder / "out/metrics.jsonl");
     std::string line;
@@ -118,9 +127,9 @@ TEST_F(HuggingFaceFolderTest, EveryLayoutIsTheSameTraining) {
           "-n 1 --set engine.pipeline.activation_checkpoint_interval=1"}) {
       SCOPED_TRACE(concat(name, ' ', layout));
       const Finished run = train(name, layout);
-      if (run.status == 2 && name != "llama_tied") { // heads that two ranks cannot share, or a window over a ring
-        std::cout << name << ' ' << layout << ": " << run.output;
-        EXPECT_THAT(run.output, testing::AnyOf(HasSubstr("heads"), HasSubstr("window")));
+      if (const std::string refusal = refusal_of(name, layout); !refusal.empty()) {
+        EXPECT_EQ(run.status, 2);
+        EXPECT_THAT(run.output, HasSubstr(refusal));
         continue;
       }
       ASSERT_EQ(run.status, 0) << run.output;
