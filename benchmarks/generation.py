@@ -1,4 +1,6 @@
 """Decodes text greedily with `trireme generate` and with transformers, in turns: tokens/s after the first token, and whether the ids are the same.
+For one prompt at a time also the share of the memory's bandwidth: a token reads every weight once (an embedding only if the head is it), and the sum of a large
+array is what memory gives.
 
     .venv/bin/python benchmarks/generation.py data/smollm2 data/austen/train.txt [--batches 1,8] [--tokens 64] [--rounds 3] [--dtype fp32]
 
@@ -65,6 +67,37 @@ def ours(spec, trireme):
     return {"ids": [row["ids"] for row in rows], "tokens_per_s": after / seconds}
 
 
+def weight_bytes(folder, dtype):
+    """What a token reads, in the type that it is computed in."""
+    from safetensors import safe_open
+
+    tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", True)
+    numel = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "np") as tensors:
+            for name in tensors.keys():
+                shape = tensors.get_slice(name).get_shape()
+                is_read = len(shape) == 2 and (tied or "embed_tokens" not in name) and not (tied and "lm_head" in name)
+                numel += shape[0] * shape[1] if is_read else 0
+    return numel * {"fp32": 4, "bf16": 2}[dtype]
+
+
+def memory_speed():
+    """Bytes/s that the cores of this process read together: the best of several."""
+    import time
+
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    array = torch.ones(200_000_000)
+    best = float("inf")
+    for _ in range(7):
+        start = time.perf_counter()
+        array.sum()
+        best = min(best, time.perf_counter() - start)
+    return array.nbytes / best
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
@@ -80,10 +113,12 @@ def main():
     prompts = [" ".join(text.split()[:8 + i % 8]) for i, text in enumerate(paragraphs[::37][:args.prompts])]
     print(f"{args.dtype}, {len(prompts)} prompts, {args.tokens} tokens each, medians of {args.rounds} runs")
     print(f"{'batch':>5} {'trireme tokens/s':>17} {'transformers':>13} {'ratio':>6}  prompts with the same ids")
+    memory = []
     for batch in (int(size) for size in args.batches.split(",")):
         spec = {"folder": str(args.folder.resolve()), "prompts": prompts, "batch": batch, "tokens": args.tokens, "dtype": args.dtype}
         found = {"trireme": [], "transformers": []}
         for turn in range(args.rounds):
+            memory += [memory_speed()] if batch == 1 else []
             for engine in rotated(list(found), turn):
                 if engine == "trireme":
                     found[engine].append(ours(spec, args.trireme))
@@ -96,6 +131,10 @@ def main():
         ratio = statistics.median(a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(found["trireme"], found["transformers"]))
         same = sum(a == b for a, b in zip(found["trireme"][0]["ids"], found["transformers"][0]["ids"]))
         print(f"{batch:5} {speed['trireme']:17.1f} {speed['transformers']:13.1f} {ratio:5.2f}x  {same} of {len(prompts)}", flush=True)
+        if batch == 1:
+            reads = speed["trireme"] * weight_bytes(args.folder, args.dtype)
+            print(f"      weights are read at {reads / 1e9:.1f} GB/s, {reads / statistics.median(memory):.0%} of what memory gives, "
+                  f"{statistics.median(memory) / 1e9:.1f} GB/s", flush=True)
 
 
 if __name__ == "__main__":

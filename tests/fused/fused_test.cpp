@@ -5,6 +5,7 @@
 #include <trireme/memory/recompute/recompute.h>
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <torch/autograd.h>
 #include <torch/utils.h>
@@ -177,8 +178,8 @@ Case rotary_case(int64_t batch, int64_t tokens, int64_t heads, int64_t kv_heads,
           }};
 }
 
-Case wide_linear_case(const std::vector<int64_t>& sizes, int64_t outputs) {
-  return {"wide_linear", [](const Tensors& in) -> Tensors { return {wide_linear(in[0], in[1])}; },
+Case linear_case(const std::vector<int64_t>& sizes, int64_t outputs) {
+  return {"linear", [](const Tensors& in) -> Tensors { return {fused::linear(in[0], in[1])}; },
           [](const Tensors& in) -> Tensors { return {at::linear(in[0], in[1])}; },
           [=](const at::TensorOptions& options) { return made({sizes, {outputs, sizes.back()}}, options); }};
 }
@@ -203,10 +204,10 @@ std::vector<Case> cases() {
     all.push_back(entropy_case(37, 101, at::Reduction::Mean, after));
     all.push_back(entropy_case(12, 64, at::Reduction::Sum, after));
   }
-  all.push_back(wide_linear_case({7}, 8192));               // a vector
-  all.push_back(wide_linear_case({3, 15, 24}, 8192 + 700)); // in blocks, on some processors
-  all.push_back(wide_linear_case({1025, 8}, 8192));
-  all.push_back(wide_linear_case({12, 24}, 100));
+  all.push_back(linear_case({7}, 8192));               // a vector
+  all.push_back(linear_case({3, 15, 24}, 8192 + 700)); // in blocks, on some processors
+  all.push_back(linear_case({1025, 8}, 8192));
+  all.push_back(linear_case({12, 24}, 100));
   all.push_back(attention_case(1, 1, 1, 1));
   all.push_back(attention_case(2, 17, 3, 8));
   all.push_back(attention_case(1, 50, 2, 33));
@@ -268,7 +269,7 @@ TEST(FusedTest, ThreadsDoNotChangeABit) {
 TEST(FusedTest, EmptyAndStridedInputsAndParametersOfAnotherType) {
   for (const Case& c :
        {gelu_case(0, 16, Gelu::tanh), norm_case(0, 16), add_norm_case(0, 16), add_case(0, 16), rms_case(0, 16),
-        add_rms_case(0, 16), silu_case(0, 16), rotary_case(0, 4, 2, 1, 8), wide_linear_case({0, 16}, 8192),
+        add_rms_case(0, 16), silu_case(0, 16), rotary_case(0, 4, 2, 1, 8), linear_case({0, 16}, 8192),
         rotary_case(2, 0, 2, 1, 8), attention_case(0, 8, 2, 4), attention_case(2, 0, 2, 4)}) {
     const Tensors got = results(c.ours, as_leaves(c.inputs(at::kFloat), at::kFloat));
     EXPECT_EQ(got.back().abs().sum().item<double>(), 0) << c.name << ": the gradient of a parameter";
@@ -283,6 +284,33 @@ TEST(FusedTest, EmptyAndStridedInputsAndParametersOfAnotherType) {
   const auto [h, y] = add_layer_norm(x, strided, {}, bias, bias, 1e-5);
   EXPECT_EQ(h.scalar_type(), at::kFloat) << "a bf16 branch and an fp32 residual";
   EXPECT_EQ(y.scalar_type(), at::kFloat);
+}
+
+// Without gradients, where up to 8 rows are one pass over the weight.
+TEST(FusedTest, LinearOfFewRowsEqualsAtenInDouble) {
+  const c10::InferenceMode inference;
+  torch::manual_seed(7);
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (int64_t rows = 1; rows <= 9; ++rows) {
+      for (const auto& [columns, outputs] : {std::pair<int64_t, int64_t>{1, 1}, {16, 3}, {77, 5}, {300, 70}}) {
+        SCOPED_TRACE(concat(rows, " rows of ", columns, ", ", outputs, " outputs, ", type));
+        const at::Tensor x = torch::randn({rows, columns}, type), weight = torch::randn({outputs, columns}, type);
+        for (const at::Tensor& bias : {at::Tensor(), torch::randn({outputs}, type)}) {
+          const at::Tensor y = fused::linear(x.unsqueeze(1), weight, bias).squeeze(1);
+          ASSERT_EQ(y.scalar_type(), type);
+          const auto in_double = [](const at::Tensor& tensor) { return tensor.to(at::kDouble); };
+          const at::Tensor expected =
+              at::linear(in_double(x), in_double(weight),
+                         bias.defined() ? std::optional<at::Tensor>(in_double(bias)) : std::nullopt);
+          const double most = std::max(expected.abs().max().item<double>(), 1.0);
+          EXPECT_LE((in_double(y) - expected).abs().max().item<double>(), (type == at::kFloat ? 1e-5 : 0x1p-8) * most);
+          if (rows <= 8) { // no row depends on another one
+            EXPECT_TRUE(y.narrow(0, rows - 1, 1).equal(fused::linear(x.narrow(0, rows - 1, 1), weight, bias)));
+          }
+        }
+      }
+    }
+  }
 }
 
 // The same functions where there are no passes: double precision, and types that have none.

@@ -14,9 +14,9 @@
 /// first tensor and are rounded once. All other cases (CUDA, double, fp16, no AVX2) use ATen's operations, with the
 /// same meaning. Autocast does not convert: a bf16 result of at::linear stays bf16.
 ///
-/// Results do not depend on the number of threads, except for products of a BLAS library (wide_linear()). Inputs need
+/// Results do not depend on the number of threads, except for products of a BLAS library (linear()). Inputs need
 /// not be contiguous (a copy is made), batches may be empty, and forward may be run again for recomputation. Double
-/// backward (create_graph) throws an Error, but not of rotate() and wide_linear().
+/// backward (create_graph) throws an Error, but not of rotate() and linear().
 namespace trireme::fused {
 
 using kernels::Gelu;
@@ -90,10 +90,13 @@ std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block);
 std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, const at::Tensor& dout,
                                                    const at::Tensor& lse, const at::Tensor& delta);
 
-/// at::linear(x, weight) of x [..., C] and weight [V, C] with many outputs, as logits of a vocabulary. In fp32 on CPUs
-/// of other vendors than Intel, MKL computes 32 to 1,024 rows of 8,192 outputs or more faster in blocks of outputs.
-/// Scratch memory there: 1,024 floats a row. Kept for backward: x and weight.
-at::Tensor wide_linear(const at::Tensor& x, const at::Tensor& weight);
+/// at::linear(x, weight, bias) of x [..., C], weight [V, C] and bias [V] or undefined.
+///
+/// Up to 8 rows in c10::InferenceMode, as of the tokens that texts grow by, are one pass over the weight at the speed
+/// of memory. In fp32 on CPUs of other vendors than Intel, MKL computes 32 to 1,024 rows of 8,192 outputs or more, as
+/// logits of a vocabulary, faster in blocks of outputs; scratch memory there: 1,024 floats a row. Kept for backward: x
+/// and weight.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 /// Whether backward may overwrite the logits.
 enum class Logits {

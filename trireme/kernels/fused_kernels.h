@@ -177,7 +177,21 @@ struct AttentionArgs {
   Element result = Element::f32;  ///< of out, dq, dk and dv; f32 or `element`
 };
 
-/// The kernels of one instruction set. Ranges are rows; elements for gated_silu; tasks for attention.
+/// y = x weight^T + bias for a few rows, as of the tokens that a text grows by: reads the weight once, whatever the
+/// number of rows. Ranges are outputs.
+struct FewRowsArgs {
+  const float* x = nullptr;     ///< [rows, columns]
+  const void* weight = nullptr; ///< [outputs, columns]
+  const float* bias = nullptr;  ///< [outputs], or nullptr
+  void* y = nullptr;            ///< [rows, outputs]
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t outputs = 0;
+  Element element = Element::f32; ///< of weight and y
+};
+
+/// The kernels of one instruction set. Ranges are rows; elements for gated_silu; outputs for few_rows; tasks for
+/// attention.
 struct FusedKernelSet {
   void (*gelu)(const GeluArgs& args, int64_t begin, int64_t end);
   void (*gelu_backward)(const GeluArgs& args, int64_t begin, int64_t end);
@@ -192,6 +206,7 @@ struct FusedKernelSet {
   void (*gated_silu)(const GatedSiluArgs& args, int64_t begin, int64_t end);
   void (*gated_silu_backward)(const GatedSiluArgs& args, int64_t begin, int64_t end);
   void (*rotary)(const RotaryArgs& args, int64_t begin, int64_t end);
+  void (*few_rows)(const FewRowsArgs& args, int64_t begin, int64_t end);
   /// Number of floats in the workspace, the last argument of the two functions below, for these sizes. Each thread
   /// needs its own, best 64-byte aligned.
   int64_t (*attention_workspace)(const AttentionArgs& args, bool backward);

@@ -224,6 +224,16 @@ inline Wide magnitude(const Wide& x) {
 
 /// Sum of the lanes: adds halves repeatedly.
 inline float sum(const Wide& x) {
+#if defined(__AVX2__) && defined(__FMA__)
+#if defined(__AVX512F__)
+  const __m256 eight = _mm256_add_ps(_mm512_extractf32x8_ps(x.part[0].x, 0), _mm512_extractf32x8_ps(x.part[0].x, 1));
+#else
+  const __m256 eight = _mm256_add_ps(x.part[0].x, x.part[1].x);
+#endif
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float lane[Wide::kCount];
   x.store(lane);
   for (int half = Wide::kCount / 2; half > 0; half /= 2) {
@@ -232,6 +242,7 @@ inline float sum(const Wide& x) {
     }
   }
   return lane[0];
+#endif
 }
 /// The largest lane; NaN wins.
 inline float largest(const Wide& x) {

@@ -4,6 +4,7 @@
 #include <trireme/parallel/context/sequence.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -127,6 +128,7 @@ int64_t RotaryPositions::scaled_length(int64_t length) const {
 }
 
 RotaryPositions::Table RotaryPositions::compute(int64_t tokens, const at::Device& device) const {
+  const c10::InferenceMode no_inference(false); // training reads the table later
   const torch::NoGradGuard no_grad;
   const int64_t length = tokens * ranks_.context.size();
   const RotaryFrequencies frequencies = rotary_frequencies(options_, length);

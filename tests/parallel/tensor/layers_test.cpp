@@ -254,7 +254,7 @@ TEST(TensorLayersTest, LayersThatAreTooNarrowAreRefused) {
 
 // A layer of this library in a model that engine.tensor_parallel splits by rules: every operator on the weight is ours.
 TEST(ColumnLinearTest, AMarkedWeightTakesTheOperatorsOfItsMark) {
-  constexpr int64_t kOutputs = 8192; // more than fused::wide_linear() divides
+  constexpr int64_t kOutputs = 8192; // more than fused::linear() divides
   at::Tensor weight = torch::randn({kOutputs, 8});
   const at::Tensor x = torch::randn({40, 8});
   const at::Tensor expected = at::linear(x, weight);

@@ -105,7 +105,7 @@ at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) {
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
   if (ranks_.alone()) { // LinearImpl's forward would add the bias in a separate pass
-    return at::linear(x, weight, bias);
+    return whole_linear(x, weight, bias);
   }
   const at::Tensor y = project(x);
   return bias.defined() ? y + bias : y;

@@ -74,11 +74,7 @@ at::Tensor sum_of_products(at::TensorList xs, at::TensorList weights, const comm
 variable_list linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
   variable_list y;
   for (size_t i = 0; i < weights.size(); ++i) {
-    if (biases.empty() && !is_marked(weights[i])) { // operators on a marked weight are ours (split_mark.h)
-      y.push_back(fused::wide_linear(x, weights[i]));
-    } else {
-      y.push_back(at::linear(x, weights[i], biases.empty() ? std::nullopt : std::optional<at::Tensor>(biases[i])));
-    }
+    y.push_back(whole_linear(x, weights[i], biases.empty() ? at::Tensor() : biases[i]));
   }
   return y;
 }
@@ -216,6 +212,13 @@ void check_split(const at::Tensor& x, const Ranks& ranks, int64_t parts) {
 
 } // namespace
 
+at::Tensor whole_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (is_marked(weight)) { // operators on it are ours (split_mark.h)
+    return at::linear(x, weight, fused::if_defined(bias));
+  }
+  return fused::linear(x, weight, bias);
+}
+
 at::Tensor column_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Ranks& ranks) {
   return column_linears(x, {weight}, bias.defined() ? at::TensorList(bias) : at::TensorList(), ranks)[0];
 }
@@ -231,7 +234,7 @@ std::vector<at::Tensor> column_linears(const at::Tensor& x, at::TensorList weigh
 
 at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const Ranks& ranks) {
   if (ranks.alone()) {
-    return at::linear(x, weight);
+    return whole_linear(x, weight);
   }
   check_split(x, ranks, ranks.group.size());
   return RowLinear::apply(x, weight, ranks);

@@ -8,6 +8,9 @@
 
 namespace trireme::tensor {
 
+/// at::linear(x, weight, bias), all on this rank, by the fastest product (fused::linear()). `bias` may be undefined.
+at::Tensor whole_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
 /// enter() and at::linear() in one: x [B, T, in], or [B, T/N, in] if the sequence is split -> x W^T + b [B, T, rows of
 /// W]. `bias` may be undefined.
 ///
