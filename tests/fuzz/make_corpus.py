@@ -85,6 +85,21 @@ def charsmap(size, replaced, offset, text):
     return base64.b64encode(struct.pack(f"<{size + 1}I", 4 * size, *units) + b"x\0") + b"\x01" + text
 
 
+def token_shard(width, tokens, documents, vocab_size=300, version=1):
+    """The target puts in the checksum of the header."""
+    data = b"".join(token.to_bytes(width, "little") for token in tokens)
+    padding = bytes(-(128 + len(data)) % 64)
+    offset = 128 + len(data) + len(padding)
+    header = b"TRTOKENS" + struct.pack("<IIQQQQQQ", version, width, vocab_size, len(tokens), len(documents), offset, 7, 0)
+    return header + bytes(64) + data + padding + struct.pack(f"<{len(documents)}Q", *documents)
+
+
+def megatron_index(code, lengths, documents, width=2, modes=b"", version=1):
+    offsets = [width * sum(lengths[:i]) for i in range(len(lengths))]
+    return (b"MMIDIDX\0\0" + struct.pack("<QBQQ", version, code, len(lengths), len(documents)) + struct.pack(f"<{len(lengths)}i", *lengths)
+            + struct.pack(f"<{len(offsets)}q", *offsets) + struct.pack(f"<{len(documents)}q", *documents) + modes)
+
+
 def main():
     write("gzip", "text", gz(b"one two three one two three\n" * 20))
     write("gzip", "empty", gz(b""))
@@ -98,6 +113,20 @@ def main():
     write("rdata", "inside-version-3", r_vector([r_string(b"universally acknowledged")], 3))
     write("rdata", "file", rdb_block(plain) + rdb_block(r_vector([])))
     write("rdata", "attributes", b"X\n" + struct.pack(">III", 2, 0, 0) + struct.pack(">II", 16 | 1 << 9, 0))
+
+    write("token_shard", "narrow", token_shard(2, range(70), [0, 5, 69]))
+    write("token_shard", "wide", token_shard(4, [1, 128255], [0], 128256))
+    write("token_shard", "continued", token_shard(2, [1, 2, 3], []))
+    write("token_shard", "cut", token_shard(2, range(70), [0, 5, 69])[:-9])
+    write("token_shard", "table", token_shard(2, range(9), [4, 4]))
+    write("token_shard", "version", token_shard(2, range(9), [0], version=2))
+
+    write("megatron_index", "uint16", megatron_index(8, [3, 0, 5], [0, 2, 3]))
+    write("megatron_index", "int32", megatron_index(4, [1], [0, 1], width=4, modes=b"\0"))
+    write("megatron_index", "float", megatron_index(7, [1], [0, 1]))
+    write("megatron_index", "cut", megatron_index(8, [3, 4], [0, 1, 2])[:-4])
+    write("megatron_index", "huge", megatron_index(8, [], [])[:18] + struct.pack("<QQ", 2**63, 2**63))
+    write("megatron_index", "negative", megatron_index(8, [3, -1], [0, 2]))
 
     images, labels = idx([3, 2, 2], bytes(range(12))), idx([3], bytes([0, 9, 4]))
     write("idx", "plain", idx_pair(images, labels))

@@ -41,6 +41,7 @@ struct Parser {
   ExportCommand exported;
   TokenizeCommand tokenize;
   DataFetchCommand fetch;
+  DataTokenizeCommand data_tokenize;
   BenchOptimCommand bench_optim;
   BenchCommCommand bench_comm;
   BenchKernelsCommand bench_kernels;
@@ -61,6 +62,7 @@ struct Parser {
     add_schedule();
     add_store();
     add_tokenize();
+    add_data();
     add_rest();
   }
 
@@ -180,27 +182,56 @@ struct Parser {
     c->add_flag("--program", schedule.program, "Print the instructions of every stage");
   }
 
-  void add_rest() {
-    CLI::App* c = add(app, result, inspect, "inspect",
-                      "List what is in a safetensors file, a checkpoint or a run, or merge the dumps of a hang",
-                      "trireme inspect runs/austen/checkpoints");
-    c->add_option(
-         "path", inspect.path,
-         "A .safetensors file, its folder or index, a checkpoint, a run folder, or a folder with hang-rank*.json")
-        ->required();
-    c->add_flag("--json", inspect.json, "One JSON object instead of a table");
-
-    c = add(app, result, doctor, "doctor", "Check what this machine and this build can do", "trireme doctor");
-    c->add_flag("--json", doctor.json, "One JSON object instead of text");
-
-    CLI::App* data = app.add_subcommand("data", "Get data sets");
+  void add_data() {
+    CLI::App* data = app.add_subcommand("data", "Get data sets, and turn text into tokens");
     data->require_subcommand(1);
-    c = add(*data, result, fetch, "fetch", "Fetch a data set: austen (six novels) or fashion-mnist (70,000 images)",
+    CLI::App* c =
+        add(*data, result, fetch, "fetch", "Fetch a data set: austen (six novels) or fashion-mnist (70,000 images)",
             "trireme data fetch austen --out data");
     c->add_option("name", fetch.name, "austen or fashion-mnist")->required();
     c->add_option("--out", fetch.out, "Folder to put it into")->type_name("DIR")->capture_default_str();
     c->add_option("--from", fetch.from, "Use this package or folder instead of downloading")->type_name("PATH");
     c->add_flag("--no-check", fetch.no_check, "Accept content with another SHA-256 than expected");
+
+    DataTokenizeCommand& tokens = data_tokenize;
+    c = add(*data, result, tokens, "tokenize", "Turn text of any size into token shards, which a run reads as they are",
+            "trireme data tokenize books/*.txt web.jsonl.gz --tokenizer smollm2 --out tokens");
+    c->add_option("inputs", tokens.inputs,
+                  "Text files (one document each) and .jsonl files (one a line), plain or compressed (.gz)")
+        ->required()
+        ->type_name("FILE...");
+    c->add_option("--tokenizer", tokens.tokenizer, "As in trireme tokenize")->required()->type_name("T");
+    c->add_option("--out", tokens.out, "The folder to make; \"data\": {\"type\": \"tokens\", \"train\": \"DIR\"} reads it")
+        ->required()
+        ->type_name("DIR");
+    c->add_option("--shard-tokens", tokens.shard_tokens, "Tokens in each shard but the last")
+        ->check(at_least(1))
+        ->capture_default_str();
+    c->add_option("--threads", tokens.threads, "Threads (default: all cores); the result is the same with any number")
+        ->check(at_least(1, 1024));
+    c->add_option("--text-key", tokens.text_key, "The key of a JSON line that has the text")
+        ->type_name("KEY")
+        ->capture_default_str();
+    c->add_option("--end-token", tokens.end_token,
+                  "The token behind each document, or none (default: the one that the tokenizer's files name)")
+        ->type_name("TEXT");
+    c->add_flag("--force", tokens.force, "Replace a finished folder");
+    c->add_flag("--json", tokens.json, "One JSON object instead of text");
+  }
+
+  void add_rest() {
+    CLI::App* c = add(app, result, inspect, "inspect",
+                      "List what is in a safetensors file, a checkpoint, a run or token shards, or merge the dumps of a hang",
+                      "trireme inspect runs/austen/checkpoints");
+    c->add_option(
+         "path", inspect.path,
+         "A .safetensors file, its folder or index, a checkpoint, a run folder, token shards or Megatron's .idx, or a "
+         "folder with hang-rank*.json")
+        ->required();
+    c->add_flag("--json", inspect.json, "One JSON object instead of a table");
+
+    c = add(app, result, doctor, "doctor", "Check what this machine and this build can do", "trireme doctor");
+    c->add_flag("--json", doctor.json, "One JSON object instead of text");
 
     CLI::App* bench = app.add_subcommand("bench", "Measure a part of Trireme on this machine");
     bench->require_subcommand(1);

@@ -84,6 +84,18 @@ struct DataFetchCommand {
   bool no_check = false;
 };
 
+struct DataTokenizeCommand {
+  std::vector<std::filesystem::path> inputs;
+  std::string tokenizer;
+  std::filesystem::path out;
+  int64_t shard_tokens = int64_t{1} << 30;
+  int64_t threads = 0; ///< 0: all cores
+  std::string text_key = "text";
+  std::string end_token; ///< empty: the tokenizer's
+  bool force = false;
+  bool json = false;
+};
+
 struct BenchOptimCommand {
   std::vector<int64_t> params = {50'000'000};
   std::vector<int64_t> threads;
@@ -123,7 +135,7 @@ struct BenchTokenizerCommand {
 
 using Command =
     std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, ExportCommand, InspectCommand,
-                 DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand, BenchKernelsCommand,
+                 DoctorCommand, DataFetchCommand, DataTokenizeCommand, BenchOptimCommand, BenchCommCommand, BenchKernelsCommand,
                  ScheduleCommand, PlanCommand, StoreCommand, TokenizeCommand, BenchTokenizerCommand>;
 
 /// Parses the arguments. Prints help or version and throws ExitNow(0). Errors: InputError naming the wrong words and

@@ -7,14 +7,17 @@
 #include "bench_tokenizer.h"
 #include "commands.h"
 #include "fetch_data.h"
+#include "inspect_tokens.h"
 #include "run_store.h"
 #include "show_schedule.h"
 #include "start_bench.h"
 #include "tokenize.h"
+#include "tokenize_data.h"
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/data/token_files/token_files.h>
 #include <trireme/launch/agent.h>
 #include <trireme/launch/environment.h>
 #include <trireme/launch/launcher.h>
@@ -77,6 +80,13 @@ int run(int argc, char** argv) {
   }
   if (const auto* fetch_command = std::get_if<DataFetchCommand>(&command)) {
     return fetch_data(*fetch_command);
+  }
+  if (const auto* tokens_command = std::get_if<DataTokenizeCommand>(&command)) {
+    return tokenize_data(*tokens_command);
+  }
+  if (const auto* inspect_command = std::get_if<InspectCommand>(&command);
+      inspect_command != nullptr && data::is_token_data(inspect_command->path)) {
+    return inspect_tokens(*inspect_command);
   }
   if (const auto* schedule_command = std::get_if<ScheduleCommand>(&command)) {
     return show_schedule(*schedule_command);

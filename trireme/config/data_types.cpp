@@ -8,6 +8,7 @@ namespace {
 
 using DataKind = data::DataOptions::Kind;
 using nlohmann::ordered_json;
+namespace fs = std::filesystem;
 
 constexpr const char* kBytes = "bytes";
 
@@ -34,6 +35,23 @@ void read_tokenizer(const JsonNode& section, const Values& values, const RunPath
   out.sequence_length = values.get("sequence_length", run.model.shape().sequence_length);
 }
 
+// A folder of token shards, which "trireme data tokenize" has written, has a copy of its tokenizer's files; "" for
+// anything else.
+std::string tokenizer_of_shards(const RunConfig& run) {
+  std::error_code ignored;
+  for (const fs::path& path : run.data.train) {
+    if (!fs::is_regular_file(path / "index.json", ignored)) {
+      continue;
+    }
+    const JsonNode index = JsonNode::parse_file(path / "index.json");
+    const JsonNode* const files = index.is_object() ? index.find("tokenizer_files") : nullptr;
+    if (files != nullptr) {
+      return files->elements().empty() ? kBytes : path.string();
+    }
+  }
+  return "";
+}
+
 void read_tokens(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   const Values values(&section, "data", "tokens");
   run.data.kind = DataKind::tokens;
@@ -41,6 +59,9 @@ void read_tokens(const JsonNode& section, const RunPaths& paths, RunConfig& run)
   run.data.token_bytes = values.get("token_bytes", run.data.token_bytes);
   run.data.tokenizer = values.get<std::string>("tokenizer", "");
   read_tokenizer(section, values, paths, run);
+  if (run.data.tokenizer.empty()) {
+    run.data.tokenizer = tokenizer_of_shards(run);
+  }
 }
 
 void read_text(const JsonNode& section, const RunPaths& paths, RunConfig& run) {

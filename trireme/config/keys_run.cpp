@@ -124,10 +124,10 @@ std::vector<Section> data() {
   return {
     {"data", "tokens", "Tokens, ready made.", false, {
       kDataType,
-      {"train", H, "paths", "required", "Files of little-endian 16-bit tokens (nanoGPT's format) or 32-bit ones; several count as one."},
+      {"train", H, "paths", "required", "Folders of token shards (trireme data tokenize), files of little-endian 16-bit tokens (nanoGPT's format) or 32-bit ones, or Megatron's .idx; several count as one. docs/data.md."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
-      {"token_bytes", H, "int 2..4", "null", "Bytes of a token: 2 or 4, not 3. Without it 2, and files that do not look like 16-bit tokens are refused."},
-      {"tokenizer", H, "path", "null", "How these tokens become text, for samples: \"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
+      {"token_bytes", H, "int 2..4", "null", "Bytes of a token in raw files: 2 or 4, not 3. Without it 2, and files that do not look like 16-bit tokens are refused."},
+      {"tokenizer", H, "path", "null", "How these tokens become text, for samples; without it that of the first folder of shards: \"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
       kSequence, kShuffle, kPrefetch,
     }},
     {"data", "text", "Text files.", false, {

@@ -1,5 +1,7 @@
 #include <trireme/data/fetch_command.h>
 
+#include <trireme/base/descriptor.h>
+
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
@@ -9,34 +11,11 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 extern char** environ;
 
 namespace trireme::data {
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor() { close(); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-  void close() {
-    if (fd_ >= 0) {
-      ::close(std::exchange(fd_, -1));
-    }
-  }
-
- private:
-  int fd_;
-};
 
 struct Pipe {
   Pipe() {

@@ -1,26 +1,29 @@
 #pragma once
 
+#include <trireme/data/token_files/token_files.h>
+
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace trireme::data {
 
-/// A memory-mapped file of little-endian tokens of 2 or 4 bytes.
+/// The little-endian tokens, of 2 or 4 bytes, of a memory-mapped file.
 class MappedTokens {
  public:
-  /// As TokensDataset; the file's first token has number `first_token` in the data set.
-  MappedTokens(std::filesystem::path path, int64_t first_token, int64_t token_bytes);
-  ~MappedTokens();
+  /// As TokensDataset; the file's first token has number `first_token` in the data set, its first document number
+  /// `first_document`. `token_bytes` is for raw files.
+  MappedTokens(TokenFile file, int64_t first_token, int64_t first_document, int64_t token_bytes);
   MappedTokens(const MappedTokens&) = delete;
   MappedTokens& operator=(const MappedTokens&) = delete;
 
-  const std::filesystem::path& path() const { return path_; }
+  const TokenFile& file() const { return file_; }
+  const std::filesystem::path& path() const { return file_.path; }
   int64_t first_token() const { return first_token_; }
+  int64_t first_document() const { return first_document_; }
   int64_t num_tokens() const { return static_cast<int64_t>(bytes_) / token_bytes_; }
   void read(int64_t start, std::span<int64_t> out) const;
 
@@ -34,13 +37,14 @@ class MappedTokens {
  private:
   static constexpr int64_t kBlockBytes = 8 << 20;
 
-  [[noreturn]] void fail(int fd, const std::string& why, const std::string& next = "") const;
   void refuse_other_formats() const;
   std::span<const unsigned char> block(int64_t index) const;
 
-  std::filesystem::path path_;
+  TokenFile file_;
   int64_t first_token_;
+  int64_t first_document_;
   int64_t token_bytes_;
+  /// The tokens, in file_.map.
   const unsigned char* data_ = nullptr;
   size_t bytes_ = 0;
   /// The largest tokens of its blocks; -1: not read yet. Shared by all objects of this file.

@@ -26,19 +26,45 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
   if (token_bytes != 0 && token_bytes != 2 && token_bytes != 4) {
     throw InputError("data", concat("data.token_bytes must be 2 or 4, got ", token_bytes));
   }
-  for (const auto& path : files) {
-    files_.push_back(std::make_unique<MappedTokens>(path, num_tokens_, token_bytes));
-    num_tokens_ += files_.back()->num_tokens();
+  const MappedTokens* raw = nullptr;
+  for (TokenFile& opened : open_token_files(files, token_bytes)) {
+    files_.push_back(std::make_unique<MappedTokens>(std::move(opened), num_tokens_, num_documents_, token_bytes));
+    const MappedTokens& file = *files_.back();
+    raw = file.file().kind == TokenFile::Kind::raw ? &file : raw;
+    num_tokens_ += file.num_tokens();
+    num_documents_ += file.file().num_documents;
+    if (vocab_size > 0 && file.file().vocab_size > vocab_size) {
+      throw InputError("data",
+                       concat(file.path().string(), " has tokens of a vocabulary of ", file.file().vocab_size,
+                              ", the model's vocab_size is ", vocab_size),
+                       concat("Set the model's vocab_size to ", file.file().vocab_size,
+                              " or more, or make the tokens with the right tokenizer."));
+    }
   }
-  if (token_bytes == 0 && vocab_size > kMost16Bit) {
+  if (token_bytes == 0 && vocab_size > kMost16Bit && raw != nullptr) {
     throw InputError("data",
-                     concat(files[0].string(), " is read as 16-bit tokens, which are below ", kMost16Bit,
+                     concat(raw->path().string(), " is read as 16-bit tokens, which are below ", kMost16Bit,
                             ", and the vocabulary has ", vocab_size),
                      concat("Set data.token_bytes to 4 if the files have 32-bit tokens, else lower vocab_size to ",
                             kMost16Bit, " or set data.token_bytes to 2."));
   }
   size_ = count_windows(num_tokens_, sequence_length,
                         files.size() == 1 ? files[0].string() : concat("the data in ", files.size(), " files"));
+}
+
+std::optional<int64_t> TokensDataset::num_documents() const {
+  const bool known = std::ranges::none_of(
+      files_, [](const auto& file) { return file->file().kind == TokenFile::Kind::raw; });
+  return known ? std::optional(num_documents_) : std::nullopt;
+}
+
+int64_t TokensDataset::document_start(int64_t index) const {
+  if (index < 0 || index >= num_documents_) {
+    throw Error("data", concat("there is no document ", index, " among ", num_documents_));
+  }
+  const auto after = [](int64_t document, const auto& file) { return document < file->first_document(); };
+  const auto& file = *(std::upper_bound(files_.begin(), files_.end(), index, after) - 1);
+  return file->first_token() + file->file().document_start(index - file->first_document());
 }
 
 TokensDataset::~TokensDataset() = default;
@@ -78,6 +104,9 @@ void TokensDataset::check(Share share) const {
   }
   int64_t before = 0; // number of blocks in earlier files: shares of many small files are equal too
   for (const auto& file : files_) {
+    if (file->file().vocab_size > 0) { // compared when it was opened
+      continue;
+    }
     const int64_t first = ((share.part - before) % share.parts + share.parts) % share.parts;
     for (int64_t block = first; block < file->num_blocks(); block += share.parts) {
       if (file->largest_in(block, block + share.parts) < vocab_size_) {

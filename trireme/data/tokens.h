@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct Share {
   int64_t parts = 1;
 };
 
-/// Reads raw little-endian tokens of 2 bytes (uint16, nanoGPT's .bin) or 4 from memory-mapped files, concatenated.
+/// Reads little-endian tokens of 2 bytes (uint16) or 4 from memory-mapped files, concatenated: raw ones (nanoGPT's .bin),
+/// folders of token shards or single shards (token_files/shard_format.h), and Megatron's .bin with its .idx.
 ///
 /// Sample i is tokens [i*L, i*L + L]: int64 input and target [B, L], the target one token later. Memory: none of its
 /// own; pages are read when touched and shared between ranks of a host. Errors: InputError for a file that is missing,
@@ -27,9 +29,9 @@ struct Share {
 /// system then ends the program.
 class TokensDataset : public Dataset {
  public:
-  /// `token_bytes` is 2 or 4. 0: 2, with an InputError for what cannot be 16-bit tokens. That is a vocabulary above
+  /// `token_bytes` is 2 or 4, of raw files; others say their own, and all must be equal. 0: 2, with an InputError for what cannot be 16-bit tokens. That is a vocabulary above
   /// 65,536, or a file that is packed, was written by np.save, or seems to hold wider ones (suggested_token_bytes() of
-  /// its first MiB).
+  /// its first MiB). A shard says its vocabulary, which is compared with `vocab_size` at once.
   TokensDataset(const std::vector<std::filesystem::path>& files, int64_t sequence_length, int64_t vocab_size = 0,
                 int64_t token_bytes = 0);
   ~TokensDataset() override;
@@ -39,9 +41,13 @@ class TokensDataset : public Dataset {
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;
   int64_t num_tokens() const { return num_tokens_; }
+  /// Documents of all files, in order; none if a raw file is among them.
+  std::optional<int64_t> num_documents() const;
+  /// The token with which document `index` begins, counted over all files. Cost: a search among the files.
+  int64_t document_start(int64_t index) const;
   /// Compares this share of the tokens with the vocabulary, if there is one. Errors: InputError naming the first token
   /// of the share outside of it. Cost: one read of the share, except what this process has already read of an unchanged
-  /// file. Leaves no pages in its memory.
+  /// file; shards cost nothing, because their headers say it. Leaves no pages in its memory.
   void check(Share share = {}) const;
 
  private:
@@ -54,6 +60,7 @@ class TokensDataset : public Dataset {
   int64_t vocab_size_;
   int64_t token_bytes_;
   int64_t num_tokens_ = 0;
+  int64_t num_documents_ = 0;
   int64_t size_ = 0;
 };
 

@@ -137,6 +137,7 @@ class Whitespace final : public PreTokenizer {
 class FixedLength final : public PreTokenizer {
  public:
   explicit FixedLength(int64_t length) : length_(length) {}
+  bool counts_characters() const override { return true; }
 
   void split(Word text, WordSink next) const override {
     size_t begin = 0;

@@ -36,6 +36,8 @@ class PreTokenizer {
   /// Returns the next place behind `begin`, which is 0 or such a place: it depends on nothing before `begin`. At the
   /// latest it is the end of `text`. Needs begin < text.size().
   virtual Cut next_cut(std::string_view text, size_t begin) const;
+  /// Whether where words begin depends on the number of characters before.
+  virtual bool counts_characters() const { return false; }
 };
 
 /// The steps of a pre-tokenizer. Each splits the words of the one before it.

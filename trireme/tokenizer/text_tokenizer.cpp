@@ -173,6 +173,10 @@ void TextTokenizer::encode_word(std::string_view word, WordCache& cache, std::ve
   }
 }
 
+bool TextTokenizer::is_local() const {
+  return std::ranges::none_of(parts_.pre_tokenizers.steps, [](const auto& step) { return step->counts_characters(); });
+}
+
 std::string TextTokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
   std::vector<std::string> chain;
   std::string text;

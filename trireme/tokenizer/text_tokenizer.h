@@ -42,6 +42,7 @@ class TextTokenizer final : public Tokenizer {
 
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = false) const override;
   std::vector<int32_t> encode_with_threads(std::string_view text, int threads) const override;
+  bool is_local() const override;
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = false) const override;
   int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
   std::string describe() const override;

@@ -19,6 +19,9 @@ class Tokenizer {
   virtual std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = false) const = 0;
   /// The same ids without special tokens, by up to `threads` threads: for long texts.
   virtual std::vector<int32_t> encode_with_threads(std::string_view text, int threads) const;
+  /// Whether the ids at a place may be found from the text around it. False if they depend on the number of characters
+  /// before it, however far away.
+  virtual bool is_local() const { return true; }
   /// The bytes of the ids; one id may be only a part of a UTF-8 character. `skip_special_tokens` leaves special tokens
   /// out. Errors: InputError naming the position of an id without a token.
   virtual std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = false) const = 0;

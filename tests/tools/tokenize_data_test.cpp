@@ -1,0 +1,129 @@
+// `trireme data tokenize`, `trireme inspect` of what it wrote, and runs on it.
+#include "shell.h"
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+namespace trireme::tools {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class TokenizeDataTest : public RunFolder {
+ protected:
+  TokenizeDataTest() {
+    for (int i = 0; i < 6000; ++i) {
+      text_ += static_cast<char>(' ' + (i * (1 + i / 600)) % 50);
+    }
+    write_file_atomically(folder / "text.txt", text_);
+  }
+  Finished tokenize(const std::string& rest) const {
+    return sh(concat(kTrireme, " data tokenize ", rest, " --out ", path("tokens")), 60);
+  }
+  Finished inspect(const std::string& what, const std::string& rest = "") const {
+    return sh(concat(kTrireme, " inspect ", path(what), ' ', rest), 60);
+  }
+  std::string text_;
+};
+
+TEST_F(TokenizeDataTest, ARunOnShardsIsTheRunOnARawFile) {
+  const Finished made = tokenize(path("text.txt") + " --tokenizer bytes --shard-tokens 1000 --threads 2");
+  ASSERT_EQ(made.status, 0) << made.output;
+  EXPECT_THAT(made.output, AllOf(HasSubstr("1 document, 6.00k tokens of 16 bits, 6.00 kB of text"),
+                                 HasSubstr("nothing between documents: "), HasSubstr("6 shards in "),
+                                 HasSubstr("\"type\": \"tokens\", \"train\": ")));
+  write_tokens("tokens.bin", {text_.begin(), text_.end()});
+  // The vocabulary is that of the folder's tokenizer.
+  const std::string model = R"({"type": "gpt", "layers": 1, "hidden": 16, "heads": 2, "sequence_length": 16})";
+  const auto train_on = [&](const std::string& data, const std::string& more) {
+    write_run("run.json", model, data);
+    const Finished run = train(concat("--set training.steps=4 --set training.checkpoint_every=4 ", more));
+    EXPECT_EQ(run.status, 0) << run.output;
+    return tensor_bytes_of_one(folder / "out/checkpoints/global_step4");
+  };
+  const std::string raw = train_on("tokens.bin", "--set data.tokenizer=bytes");
+  std::filesystem::remove_all(folder / "out");
+  EXPECT_EQ(train_on("tokens", "") == raw, true);
+}
+
+TEST_F(TokenizeDataTest, JsonAndInspect) {
+  write_file_atomically(folder / "lines.jsonl", "{\"body\": \"ab\"}\n{\"body\": \"\"}\n{\"body\": \"cde\"}\n");
+  const Finished made = tokenize(path("lines.jsonl") + " --tokenizer bytes --text-key body --json");
+  ASSERT_EQ(made.status, 0) << made.output;
+  const json result = json::parse(made.output);
+  EXPECT_EQ(result["documents"], 2);
+  EXPECT_EQ(result["empty_documents"], 1);
+  EXPECT_EQ(result["tokens"], 5);
+  EXPECT_EQ(result["end_token"], nullptr);
+  EXPECT_EQ(result["folder"], path("tokens"));
+
+  const Finished shown = inspect("tokens");
+  EXPECT_EQ(shown.status, 0);
+  EXPECT_THAT(shown.output, AllOf(HasSubstr("made with bytes (256 tokens), nothing between documents"),
+                                  HasSubstr("tokens-00000.bin  5 tokens of 16 bits, 2 documents")));
+  const json found = json::parse(inspect("tokens/tokens-00000.bin", "--json").output);
+  EXPECT_EQ(found["files"][0]["vocab_size"], 256);
+  EXPECT_EQ(found["files"][0]["damaged"], false);
+  EXPECT_EQ(json::parse(inspect("tokens", "--json").output)["inputs"][0]["documents"], 2);
+
+  std::string shard = read_file(folder / "tokens/tokens-00000.bin");
+  shard[128] ^= 1;
+  write_file_atomically(folder / "tokens/tokens-00000.bin", shard);
+  const Finished damaged = inspect("tokens");
+  EXPECT_EQ(damaged.status, 1);
+  EXPECT_THAT(damaged.output, HasSubstr("DAMAGED: wrong checksum"));
+}
+
+TEST_F(TokenizeDataTest, BadInputIsOneSentence) {
+  const auto refused = [&](const std::string& rest) {
+    const Finished finished = tokenize(rest);
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    EXPECT_EQ(std::count(finished.output.begin(), finished.output.end(), '\n'), 1) << finished.output;
+    EXPECT_FALSE(std::filesystem::exists(folder / "tokens"));
+    return finished.output;
+  };
+  write_file_atomically(folder / "bad.jsonl", "{\"text\": \"a\"}\n{\"text\": 5}\n");
+  EXPECT_THAT(refused(path("bad.jsonl") + " --tokenizer bytes"), HasSubstr("bad.jsonl:2: \"text\" is a number"));
+  EXPECT_THAT(refused(path("absent.txt") + " --tokenizer bytes"), HasSubstr("absent.txt"));
+  EXPECT_THAT(refused(path("text.txt") + " --tokenizer nothing"), HasSubstr("\"nothing\" is neither"));
+  EXPECT_THAT(refused(path("text.txt")), HasSubstr("--tokenizer is required"));
+  EXPECT_THAT(refused(path("text.txt") + " --tokenizer bytes --shard-tokens 0"), HasSubstr("--shard-tokens"));
+  EXPECT_THAT(sh(concat(kTrireme, " data tokenize ", path("text.txt"), " --tokenizer bytes --out ", path("text.txt"), "/x")).output,
+              HasSubstr("text.txt"));
+}
+
+// A limit on the size of any file stands for a full disk.
+TEST_F(TokenizeDataTest, AFullDiskLeavesNothing) {
+  write_file_atomically(folder / "large.txt", std::string(3'000'000, 'a'));
+  const Finished full = sh(concat("trap \"\" XFSZ; ulimit -f 1000; ", kTrireme, " data tokenize ", path("large.txt"),
+                                  " --tokenizer bytes --out ", path("tokens")));
+  EXPECT_EQ(full.status, 1) << full.output;
+  EXPECT_THAT(full.output, AllOf(HasSubstr("cannot write"), HasSubstr("tokens-00000.bin"), HasSubstr("Nothing was made")));
+  for (const auto& item : std::filesystem::directory_iterator(folder)) {
+    EXPECT_THAT(item.path().filename().string(), Not(testing::StartsWith("tokens.un")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "tokens"));
+}
+
+TEST_F(TokenizeDataTest, AKilledCommandLeavesNoFolder) {
+  std::string lines;
+  for (int i = 0; i < 400'000; ++i) {
+    lines += "{\"text\": \"some words in a line that is read\"}\n";
+  }
+  write_file_atomically(folder / "lines.jsonl", lines);
+  const Finished killed = sh(concat("timeout -s KILL 0.1 ", kTrireme, " data tokenize ", path("lines.jsonl"), " ", path("lines.jsonl"), " ",
+                                    path("lines.jsonl"), " --tokenizer bytes --out ", path("tokens")));
+  EXPECT_NE(killed.status, 0);
+  EXPECT_FALSE(std::filesystem::exists(folder / "tokens"));
+  const Finished again = tokenize(path("text.txt") + " --tokenizer bytes");
+  EXPECT_EQ(again.status, 0) << again.output;
+  for (const auto& item : std::filesystem::directory_iterator(folder)) {
+    EXPECT_THAT(item.path().filename().string(), Not(HasSubstr("unfinished")));
+  }
+}
+
+} // namespace
+} // namespace trireme::tools

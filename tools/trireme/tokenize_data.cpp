@@ -1,0 +1,123 @@
+#include "tokenize_data.h"
+
+#include <trireme/base/cores.h>
+#include <trireme/base/log.h>
+#include <trireme/base/text.h>
+#include <trireme/base/units.h>
+#include <trireme/data/tokenize/tokenize.h>
+#include <trireme/monitor/terminal.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+
+namespace trireme::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// One line, drawn again a few times a second.
+class TokenizeLine {
+ public:
+  void show(const data::TokenizeProgress& progress) {
+    const Clock::time_point now = Clock::now();
+    if (now - shown_ < std::chrono::milliseconds(200)) {
+      return;
+    }
+    shown_ = now;
+    const double seconds = std::chrono::duration<double>(now - start_).count();
+    const auto read = static_cast<double>(progress.bytes_read);
+    const double share = read / static_cast<double>(std::max<int64_t>(progress.bytes_total, 1));
+    std::fprintf(stderr, "\r\033[K%3.0f %%  %s tokens  %s documents  %s left", 100 * share,
+                 format_count(progress.tokens).c_str(), format_count(progress.documents).c_str(),
+                 format_seconds(seconds * (1 - share) / std::max(share, 1e-9)).c_str());
+    std::fflush(stderr);
+    drawn_ = true;
+  }
+  ~TokenizeLine() {
+    if (drawn_) {
+      std::fputs("\r\033[K", stderr);
+    }
+  }
+
+ private:
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point shown_ = start_;
+  bool drawn_ = false;
+};
+
+double megabytes_per_second(const data::TokenizeResult& result) {
+  return static_cast<double>(result.index.text_bytes) / 1e6 / std::max(result.seconds, 1e-9);
+}
+
+nlohmann::ordered_json as_json(const data::TokenizeResult& result) {
+  const data::ShardIndex& index = result.index;
+  nlohmann::ordered_json json = {{"folder", result.folder.string()},
+                                 {"documents", index.documents},
+                                 {"empty_documents", result.empty_documents},
+                                 {"tokens", index.tokens},
+                                 {"token_bytes", index.token_bytes},
+                                 {"vocab_size", index.vocab_size},
+                                 {"end_token", nullptr},
+                                 {"text_bytes", index.text_bytes},
+                                 {"shards", index.shards.size()},
+                                 {"seconds", result.seconds},
+                                 {"mb_per_s", megabytes_per_second(result)}};
+  if (index.end_token) {
+    json["end_token"] = {{"text", index.end_token->text}, {"id", index.end_token->id}};
+  }
+  return json;
+}
+
+void print_result(const data::TokenizeResult& result, const DataTokenizeCommand& command) {
+  const data::ShardIndex& index = result.index;
+  char speed[32];
+  std::snprintf(speed, sizeof speed, "%.1f MB/s", megabytes_per_second(result));
+  log::info(index.documents, index.documents == 1 ? " document, " : " documents, ", format_count(index.tokens),
+            " tokens of ", 8 * index.token_bytes, " bits, ", format_bytes(index.text_bytes), " of text in ",
+            format_seconds(result.seconds), " (", speed, ")");
+  if (result.empty_documents > 0) {
+    log::info(result.empty_documents, " documents without a token are left out");
+  }
+  if (index.end_token) {
+    log::info("behind each document: ", printable(index.end_token->text), " (", index.end_token->id, ')');
+  } else {
+    log::info("nothing between documents",
+              command.end_token.empty() ? ": the tokenizer's files name no end token (--end-token TEXT adds one)" : "");
+  }
+  log::info(index.shards.size(), index.shards.size() == 1 ? " shard in " : " shards in ", result.folder.string(),
+            R"(; a run reads them with "data": {"type": "tokens", "train": ")", result.folder.string(), R"("})");
+}
+
+} // namespace
+
+int tokenize_data(const DataTokenizeCommand& command) {
+  data::TokenizeOptions options{.inputs = command.inputs,
+                                .tokenizer = command.tokenizer,
+                                .out = command.out,
+                                .shard_tokens = command.shard_tokens,
+                                .threads = command.threads > 0 ? static_cast<int>(command.threads) : usable_cores(),
+                                .text_key = command.text_key};
+  if (!command.end_token.empty()) {
+    options.end_token = command.end_token;
+  }
+  options.force = command.force;
+  const data::TokenizeResult result = [&] {
+    TokenizeLine line;
+    if (monitor::stderr_terminal().live) {
+      options.progress = [&](const data::TokenizeProgress& progress) { line.show(progress); };
+    }
+    return data::tokenize_files(options);
+  }();
+  if (command.json) {
+    std::cout << as_json(result).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  } else {
+    print_result(result, command);
+  }
+  return 0;
+}
+
+} // namespace trireme::tools

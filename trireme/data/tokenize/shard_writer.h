@@ -1,0 +1,58 @@
+#pragma once
+
+#include <trireme/base/descriptor.h>
+#include <trireme/data/token_files/shard_format.h>
+#include <trireme/data/token_files/shard_index.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+struct XXH3_state_s;
+
+namespace trireme::data {
+
+/// Writes documents as shards tokens-00000.bin, ... A shard has `shard_tokens` tokens, the last one the rest, and at
+/// most 8 million beginnings of documents, whose table is in memory.
+class ShardWriter {
+ public:
+  struct Options {
+    std::filesystem::path folder;
+    int64_t token_bytes = 2;
+    int64_t vocab_size = 0;
+    uint64_t tokenizer_hash = 0;
+    int64_t shard_tokens = 0;
+  };
+  explicit ShardWriter(Options options);
+  ~ShardWriter();
+
+  /// Adds tokens, the first of which `begins` a document. Errors: Error for a full disk.
+  void append(std::span<const int32_t> tokens, bool begins);
+  /// Finishes the last shard; all are on the disk. There must be a token.
+  std::vector<ShardIndex::Shard> finish();
+
+ private:
+  void open_shard();
+  void finish_shard();
+  void write_tokens(std::span<const int32_t> tokens);
+  void write(const char* data, size_t bytes);
+  void flush();
+  [[noreturn]] void fail(const char* what) const;
+
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  Options options_;
+  std::filesystem::path path_; // of the shard that is written
+  Descriptor file_;
+  std::string buffer_;
+  std::unique_ptr<XXH3_state_s, Free> hash_;
+  int64_t num_tokens_ = 0;
+  std::vector<uint64_t> documents_;
+  std::vector<ShardIndex::Shard> shards_;
+};
+
+} // namespace trireme::data

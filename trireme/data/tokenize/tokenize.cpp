@@ -1,0 +1,275 @@
+#include <trireme/data/tokenize/tokenize.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/data/tokenize/block_maker.h>
+#include <trireme/data/tokenize/document_reader.h>
+#include <trireme/data/tokenize/ordered_work.h>
+#include <trireme/data/tokenize/output_folder.h>
+#include <trireme/data/tokenize/part_joiner.h>
+#include <trireme/data/tokenize/shard_writer.h>
+#include <trireme/tokenizer/tokenizer_files.h>
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <thread>
+#include <utility>
+
+namespace trireme::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMost16BitVocabulary = 65536;
+
+// Of the files that decide ids; the names of files do not count.
+uint64_t hash_of(const std::vector<tokenizer::TokenizerFile>& files) {
+  std::string hashes = files.empty() ? "bytes" : "";
+  for (const tokenizer::TokenizerFile& file : files) {
+    if (file.decides) {
+      const std::string content = read_file(file.path);
+      hashes += hex_of(XXH3_64bits(content.data(), content.size()));
+    }
+  }
+  return XXH3_64bits(hashes.data(), hashes.size());
+}
+
+std::optional<ShardIndex::EndToken> find_end_token(const TokenizeOptions& options,
+                                                   const tokenizer::Tokenizer& tokenizer) {
+  if (options.end_token == "none") {
+    return std::nullopt;
+  }
+  const auto found = options.end_token ? tokenizer::end_token_named(*options.end_token, tokenizer)
+                                       : tokenizer::end_token_of(options.tokenizer, tokenizer);
+  return found ? std::optional(ShardIndex::EndToken{found->text, found->id}) : std::nullopt;
+}
+
+void check(const TokenizeOptions& options) {
+  if (options.inputs.empty()) {
+    throw InputError("data", "no files of text given");
+  }
+  if (options.out.empty() || options.threads < 1 || options.shard_tokens < 1) {
+    throw InputError("data", concat("a folder, at least 1 thread and 1 token a shard are needed, got \"",
+                                    options.out.string(), "\", ", options.threads, " and ", options.shard_tokens));
+  }
+  const fs::path folder = fs::weakly_canonical(fs::absolute(options.out)) / "";
+  for (const fs::path& input : options.inputs) {
+    const fs::path file = fs::weakly_canonical(fs::absolute(input));
+    if (std::mismatch(folder.begin(), --folder.end(), file.begin(), file.end()).first == --folder.end()) {
+      throw InputError("data", concat("the input ", input.string(), " is inside of the output folder ", options.out.string()),
+                       "Name another folder with --out.");
+    }
+  }
+}
+
+// Reads the files and hands their documents over as blocks.
+class Producer {
+ public:
+  Producer(const TokenizeOptions& options, OrderedWork<Block>& work)
+      : options_(options), work_(work), maker_([this](Block block) { give(std::move(block)); }) {}
+
+  void run() {
+    try {
+      for (; input_ < options_.inputs.size() && !stopped_; ++input_) {
+        read(options_.inputs[input_]);
+      }
+    } catch (...) {
+      Block failed;
+      failed.input = input_;
+      failed.error = std::current_exception();
+      work_.push(std::move(failed));
+    }
+    work_.close();
+  }
+
+ private:
+  void read(const fs::path& path) {
+    DocumentReader reader(path, options_.text_key);
+    DocumentPiece piece;
+    const int64_t before = bytes_read_;
+    while (!stopped_ && reader.next(piece, kBlockBytes)) {
+      bytes_read_ = before + reader.bytes_read();
+      maker_.add(std::move(piece));
+    }
+    bytes_read_ = before + reader.bytes_read();
+    maker_.flush();
+  }
+
+  void give(Block block) {
+    block.input = input_;
+    block.bytes_read = bytes_read_;
+    stopped_ = !work_.push(std::move(block));
+  }
+
+  const TokenizeOptions& options_;
+  OrderedWork<Block>& work_;
+  BlockMaker maker_;
+  size_t input_ = 0;
+  int64_t bytes_read_ = 0;
+  bool stopped_ = false;
+};
+
+// Takes encoded blocks in order, and writes their documents.
+class Consumer {
+ public:
+  Consumer(const TokenizeOptions& options, const tokenizer::Tokenizer& tokenizer, ShardIndex& index, ShardWriter& writer)
+      : options_(options), index_(index), writer_(writer), joiner_(tokenizer, [this](std::span<const int32_t> ids) { add(ids); }) {}
+
+  void take(Block block) {
+    if (block.error) {
+      rethrow(block);
+    }
+    input_ = block.input;
+    if (block.is_part) {
+      index_.text_bytes += static_cast<int64_t>(block.text.size() - block.overlap);
+      const bool ends = block.ends_document;
+      joiner_.add(std::move(block), options_.inputs[input_].string());
+      if (ends) {
+        end_document();
+      }
+      return;
+    }
+    index_.text_bytes += static_cast<int64_t>(block.ends.back());
+    size_t begin = 0;
+    for (const size_t end : block.id_ends) {
+      add(std::span(block.ids).subspan(begin, end - begin));
+      end_document();
+      begin = end;
+    }
+  }
+  int64_t empty_documents() const { return empty_documents_; }
+  int64_t joined_parts() const { return joiner_.num_joined(); }
+
+ private:
+  // The tokenizer does not know the file.
+  [[noreturn]] void rethrow(const Block& block) const {
+    try {
+      std::rethrow_exception(block.error);
+    } catch (const InputError& error) {
+      const std::string name = options_.inputs[block.input].string();
+      const std::string what = error.what();
+      if (what.find(name) != std::string::npos) {
+        throw;
+      }
+      throw InputError("data", concat(name, ": ", what));
+    }
+  }
+
+  void add(std::span<const int32_t> ids) {
+    writer_.append(ids, /*begins=*/!begun_ && !ids.empty());
+    begun_ |= !ids.empty();
+    index_.tokens += std::ssize(ids);
+  }
+
+  void end_document() {
+    if (!begun_) {
+      ++empty_documents_;
+      return;
+    }
+    if (index_.end_token) {
+      add(std::span(&index_.end_token->id, 1));
+    }
+    begun_ = false;
+    ++index_.documents;
+    ++index_.inputs[input_].documents;
+  }
+
+  const TokenizeOptions& options_;
+  ShardIndex& index_;
+  ShardWriter& writer_;
+  PartJoiner joiner_;
+  size_t input_ = 0;
+  bool begun_ = false; // the document has a token
+  int64_t empty_documents_ = 0;
+};
+
+// Runs the threads. An error anywhere ends all of them.
+void encode_all(const TokenizeOptions& options, const tokenizer::Tokenizer& tokenizer, ShardWriter& writer,
+                TokenizeResult& result) {
+  constexpr size_t kMostUnderWay = 128;
+  ShardIndex& index = result.index;
+  OrderedWork<Block> work(std::min(kMostUnderWay, 2 * static_cast<size_t>(options.threads) + 2));
+  Consumer consumer(options, tokenizer, index, writer);
+  TokenizeProgress progress;
+  for (const ShardIndex::Input& input : index.inputs) {
+    progress.bytes_total += input.bytes;
+  }
+  struct StopAtEnd {
+    OrderedWork<Block>& work;
+    ~StopAtEnd() { work.stop(); }
+  };
+  Producer producer(options, work);
+  std::vector<std::jthread> threads;
+  const StopAtEnd stop{work}; // before the threads are joined
+  threads.emplace_back([&] { producer.run(); });
+  for (int i = 0; i < options.threads; ++i) {
+    threads.emplace_back([&] {
+      work.work_on([&](Block& block) {
+        if (!block.error) {
+          encode_block(block, tokenizer);
+        }
+      });
+    });
+  }
+  while (std::optional<Block> block = work.pop()) {
+    progress.bytes_read = block->bytes_read;
+    consumer.take(std::move(*block));
+    progress.documents = index.documents;
+    progress.tokens = index.tokens;
+    if (options.progress) {
+      options.progress(progress);
+    }
+  }
+  result.empty_documents = consumer.empty_documents();
+  result.joined_parts = consumer.joined_parts();
+}
+
+void copy_tokenizer(const std::vector<tokenizer::TokenizerFile>& files, const fs::path& folder) {
+  constexpr mode_t kMode = 0644;
+  for (const tokenizer::TokenizerFile& file : files) {
+    write_file_atomically(folder / file.name, read_file(file.path), kMode);
+  }
+}
+
+} // namespace
+
+TokenizeResult tokenize_files(const TokenizeOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  check(options);
+  const auto tokenizer = tokenizer::make_tokenizer(options.tokenizer);
+  const std::vector<tokenizer::TokenizerFile> files = tokenizer::tokenizer_files(options.tokenizer);
+  TokenizeResult result;
+  ShardIndex& index = result.index;
+  index.tokenizer = options.tokenizer;
+  index.tokenizer_hash = hash_of(files);
+  index.vocab_size = tokenizer->vocab_size();
+  index.token_bytes = index.vocab_size <= kMost16BitVocabulary ? 2 : 4;
+  index.end_token = find_end_token(options, *tokenizer);
+  for (const tokenizer::TokenizerFile& file : files) {
+    index.tokenizer_files.push_back(file.name);
+  }
+  for (const fs::path& input : options.inputs) { // all, before hours of work
+    const DocumentReader reader(input, options.text_key);
+    index.inputs.push_back({input.string(), static_cast<int64_t>(fs::file_size(input)), 0});
+  }
+  OutputFolder folder(options.out, options.force);
+  ShardWriter writer({folder.temporary(), index.token_bytes, index.vocab_size, index.tokenizer_hash, options.shard_tokens});
+  encode_all(options, *tokenizer, writer, result);
+  if (index.tokens == 0) {
+    throw InputError("data", concat(options.inputs.size() == 1 ? concat(options.inputs[0].string(), " has") : concat(options.inputs.size(), " files have"), " no token"),
+                     "Name files with text in them.");
+  }
+  index.shards = writer.finish();
+  copy_tokenizer(files, folder.temporary());
+  write_file_atomically(folder.temporary() / kShardIndexName, index.to_text(), 0644);
+  folder.commit();
+  result.folder = folder.path();
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+} // namespace trireme::data
