@@ -104,7 +104,8 @@ TEST_F(TokenFilesTest, ShardsAndRawFilesMayBeMixed) {
 TEST_F(TokenFilesTest, TheVocabularyIsComparedWithTheHeader) {
   const fs::path folder = make_shards("shards", 100);
   EXPECT_EQ(refused({folder}, 300), "");
-  EXPECT_THAT(refused({folder}, 299), AllOf(HasSubstr("tokens of a vocabulary of 300"), HasSubstr("vocab_size is 299")));
+  EXPECT_THAT(refused({folder}, 299),
+              AllOf(HasSubstr("tokens of a vocabulary of 300"), HasSubstr("vocab_size is 299")));
   const fs::path wrong = changed(folder / "tokens-00000.bin", kShardHeaderBytes + 2, "\xFF\xFF");
   EXPECT_EQ(refused({wrong}, 300), "");
   const TokensDataset dataset({wrong}, 1, 300);
@@ -117,7 +118,8 @@ TEST_F(TokenFilesTest, TheVocabularyIsComparedWithTheHeader) {
 TEST_F(TokenFilesTest, WhatDoesNotFitTogetherIsRefused) {
   const fs::path narrow = make_shards("narrow", 100);
   const fs::path wide = make_shards("wide", 100, {.token_bytes = 4});
-  EXPECT_THAT(refused({narrow, wide}), AllOf(HasSubstr("has tokens of 2 bytes"), HasSubstr("wide/tokens-00000.bin of 4")));
+  EXPECT_THAT(refused({narrow, wide}),
+              AllOf(HasSubstr("has tokens of 2 bytes"), HasSubstr("wide/tokens-00000.bin of 4")));
   EXPECT_THAT(refused({write_tokens("raw.bin", {1, 2}), wide}), HasSubstr("of the same size"));
   EXPECT_THAT(refused({narrow}, 0, 4), AllOf(HasSubstr("data.token_bytes is 4"), HasSubstr("Remove data.token_bytes")));
   EXPECT_EQ(refused({narrow}, 0, 2), "");
@@ -130,13 +132,16 @@ TEST_F(TokenFilesTest, DamagedShardsAreNamed) {
   const fs::path shard = folder / "tokens-00000.bin";
   const std::string whole = read_file(shard);
   for (const size_t bytes : {size_t{8}, size_t{127}}) {
-    EXPECT_THAT(refused({write("cut.bin", whole.substr(0, bytes))}), AllOf(HasSubstr("cut.bin"), HasSubstr("inside its header")));
+    EXPECT_THAT(refused({write("cut.bin", whole.substr(0, bytes))}),
+                AllOf(HasSubstr("cut.bin"), HasSubstr("inside its header")));
   }
   for (const size_t bytes : {kShardHeaderBytes, whole.size() - 1}) {
-    EXPECT_THAT(refused({write("cut.bin", whole.substr(0, bytes))}), AllOf(HasSubstr("it is cut off"), HasSubstr("make it again")));
+    EXPECT_THAT(refused({write("cut.bin", whole.substr(0, bytes))}),
+                AllOf(HasSubstr("it is cut off"), HasSubstr("make it again")));
   }
   EXPECT_THAT(refused({write("long.bin", whole + "x")}), HasSubstr("something follows its end"));
-  EXPECT_THAT(refused({changed(shard, 8, "\x02")}), HasSubstr("a token shard of version 2, this program reads version 1"));
+  EXPECT_THAT(refused({changed(shard, 8, "\x02")}),
+              HasSubstr("a token shard of version 2, this program reads version 1"));
   EXPECT_THAT(refused({changed(shard, 24, "\x09")}), HasSubstr("its header is damaged"));
   EXPECT_THAT(refused({changed(shard, whole.size() - 8, "\xFF")}), HasSubstr("its document table is damaged: entry 9"));
   EXPECT_TRUE(has_right_checksum(FileMap(shard).bytes(), open_token_files({shard}, 0)[0].checksum));
@@ -148,7 +153,8 @@ TEST_F(TokenFilesTest, AFolderIsComparedWithItsIndex) {
   const fs::path folder = make_shards("shards", 20);
   const fs::path other = make_shards("other", 30);
   fs::copy_file(other / "tokens-00000.bin", folder / "tokens-00000.bin", fs::copy_options::overwrite_existing);
-  EXPECT_THAT(refused({folder}), AllOf(HasSubstr("shards/tokens-00000.bin"), HasSubstr("not the shard that index.json describes")));
+  EXPECT_THAT(refused({folder}),
+              AllOf(HasSubstr("shards/tokens-00000.bin"), HasSubstr("not the shard that index.json describes")));
   fs::remove(folder / "tokens-00000.bin");
   EXPECT_THAT(refused({folder}), AllOf(HasSubstr("tokens-00000.bin"), HasSubstr("it is missing")));
   fs::remove(folder / "index.json");
@@ -184,7 +190,8 @@ TEST_F(TokenFilesTest, MegatronsPairIsRead) {
     }
   }
   EXPECT_THAT(refused({folder_ / "uint16.idx"}, 100), HasSubstr("uint16.bin: token ")) << "all are read";
-  EXPECT_THAT(refused({folder_ / "int64.bin"}), AllOf(HasSubstr("the type int64"), HasSubstr("uint16 and int32 are read")));
+  EXPECT_THAT(refused({folder_ / "int64.bin"}),
+              AllOf(HasSubstr("the type int64"), HasSubstr("uint16 and int32 are read")));
   EXPECT_THAT(refused({folder_ / "uint16.idx", folder_ / "int32.idx"}), HasSubstr("of the same size"));
 
   const std::string index = read_file(folder_ / "uint16.idx");
@@ -198,7 +205,8 @@ TEST_F(TokenFilesTest, MegatronsPairIsRead) {
   EXPECT_THAT(refused_index("x" + index), HasSubstr("MMIDIDX"));
   EXPECT_THAT(refused_index(std::string(index).replace(9, 1, "\x02")), HasSubstr("version 2"));
   EXPECT_THAT(refused_index(std::string(index).replace(34, 1, "\x7F")), HasSubstr("sequence 1 does not begin"));
-  EXPECT_THAT(refused_index(std::string(index).replace(index.size() - 8, 1, "\xFF")), HasSubstr("document index is damaged"));
+  EXPECT_THAT(refused_index(std::string(index).replace(index.size() - 8, 1, "\xFF")),
+              HasSubstr("document index is damaged"));
   write("uint16.idx", index);
   write("uint16.bin", read_file(folder_ / "uint16.bin") + "ab");
   EXPECT_THAT(refused({folder_ / "uint16.bin"}), AllOf(HasSubstr("uint16.bin"), HasSubstr("uint16.idx says")));

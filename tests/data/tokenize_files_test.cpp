@@ -81,7 +81,8 @@ class TokenizeFilesTest : public TemporaryFolderTest {
   static fs::path reference() {
     return test::made_once("reference_documents", [](const fs::path& folder) {
       const CommandResult result = run_command(
-          {test::python(), test::source_dir() + "/tests/data/reference_tokens.py", "documents", folder.string()}, folder);
+          {test::python(), test::source_dir() + "/tests/data/reference_tokens.py", "documents", folder.string()},
+          folder);
       ASSERT_EQ(result.exit_code, 0) << "PyPI tokenizers is needed (requirements-test.txt):\n" << result.err;
     });
   }
@@ -98,7 +99,8 @@ TEST_F(TokenizeFilesTest, IdsAreThoseOfHuggingFaceWithAnyNumberOfThreads) {
   const fs::path made = reference();
   const fs::path packed = write("lines.jsonl.gz", pack(read_file(made / "lines.jsonl")));
   const fs::path packed_novel = write("novel.txt.gz", pack(read_file(made / "novel.txt")));
-  for (const char* name : {"gpt2", "llama2", "bert", "t5"}) { // byte-level BPE, BPE of the whole text, WordPiece, Unigram
+  for (const char* name :
+       {"gpt2", "llama2", "bert", "t5"}) { // byte-level BPE, BPE of the whole text, WordPiece, Unigram
     TokenizeOptions wanted = options({made / "novel.txt", made / "lines.jsonl"}, (made / name).string());
     wanted.out = folder_ / name;
     wanted.shard_tokens = 10'007; // documents go on from shard to shard
@@ -173,8 +175,8 @@ TEST_F(TokenizeFilesTest, LongRunsOfOneCharacterAreEncodedAsOne) {
 TEST_F(TokenizeFilesTest, PartsOfProseFit) {
   const fs::path made = reference();
   const fs::path prose = write("prose.txt", random_text(3'000'000, 8));
-  for (const std::string& tokenizer :
-       {(made / "gpt2").string(), (made / "llama2").string(), (made / "bert").string(), (made / "t5").string(), std::string("bytes")}) {
+  for (const std::string& tokenizer : {(made / "gpt2").string(), (made / "llama2").string(), (made / "bert").string(),
+                                       (made / "t5").string(), std::string("bytes")}) {
     TokenizeOptions wanted = options({prose}, tokenizer);
     wanted.force = true;
     EXPECT_EQ(tokenize_files(wanted).joined_parts, 0) << tokenizer;
@@ -198,7 +200,8 @@ TEST_F(TokenizeFilesTest, BytesOfAnythingAreBytes) {
 TEST_F(TokenizeFilesTest, TheFolderSaysWhatIsInIt) {
   const fs::path made = reference();
   const std::string gpt2 = (made / "gpt2").string();
-  const TokenizeResult result = tokenize_files(options({made / "lines.jsonl", write("a.txt", "\xEF\xBB\xBFone two")}, gpt2));
+  const TokenizeResult result =
+      tokenize_files(options({made / "lines.jsonl", write("a.txt", "\xEF\xBB\xBFone two")}, gpt2));
   const fs::path out = folder_ / "out";
   const ShardIndex index = ShardIndex::read(out);
   EXPECT_EQ(index.to_text(), result.index.to_text());
@@ -210,7 +213,8 @@ TEST_F(TokenizeFilesTest, TheFolderSaysWhatIsInIt) {
   EXPECT_EQ(index.documents, index.inputs[0].documents + 1);
   // Its tokenizer is the same, and the shards say so.
   EXPECT_EQ(read_file(out / "tokenizer.json"), read_file(made / "gpt2/tokenizer.json"));
-  EXPECT_EQ(tokenizer::make_tokenizer(out.string())->encode("one two"), tokenizer::make_tokenizer(gpt2)->encode("one two"));
+  EXPECT_EQ(tokenizer::make_tokenizer(out.string())->encode("one two"),
+            tokenizer::make_tokenizer(gpt2)->encode("one two"));
   TokenizeOptions again = options({write("b.txt", "three")}, out.string());
   again.out = folder_ / "again";
   EXPECT_EQ(tokenize_files(again).index.tokenizer_hash, index.tokenizer_hash);
@@ -284,17 +288,22 @@ TEST_F(TokenizeFilesTest, BadFilesAreNamedBeforeWork) {
   EXPECT_THAT(refused_file(folder_), HasSubstr("is not a file"));
   EXPECT_THAT(refused_file(write("empty.txt", "")), HasSubstr("empty.txt is empty"));
   EXPECT_THAT(refused_file(write("empty.gz", pack(""))), HasSubstr("empty.gz is empty"));
-  EXPECT_THAT(refused_file(write("cut.gz", pack(random_text(9000, 1)).substr(0, 100))), HasSubstr("middle of its gzip"));
+  EXPECT_THAT(refused_file(write("cut.gz", pack(random_text(9000, 1)).substr(0, 100))),
+              HasSubstr("middle of its gzip"));
   EXPECT_THAT(refused_file(write("twice.gz", pack(pack("text")))), HasSubstr("only one layer of gzip"));
   EXPECT_THAT(refused_file(write("a.zst", std::string("\x28\xB5\x2F\xFD\0\0\0\0", 8))), HasSubstr("packed with zstd"));
-  EXPECT_THAT(refused_file(write("wide.txt", std::string("\xFF\xFE" "a\0b\0", 6))), HasSubstr("UTF-16"));
+  EXPECT_THAT(refused_file(write("wide.txt", std::string("\xFF\xFE"
+                                                         "a\0b\0",
+                                                         6))),
+              HasSubstr("UTF-16"));
   EXPECT_THAT(refused_file(write("a.json", "{}")), AllOf(HasSubstr(".json files are not read"), HasSubstr(".jsonl")));
   EXPECT_THAT(refused_file(write("a.parquet", "PAR1")), HasSubstr(".parquet files are not read"));
   EXPECT_THAT(refused(options({folder_ / "good.txt"}, "nothing.json")), HasSubstr("nothing.json"));
   EXPECT_THAT(refused(options({})), HasSubstr("no files of text"));
   // A character without a token is an error of the text, not of the tokenizer alone.
   const fs::path small = write("tokenizer.json", R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})");
-  EXPECT_THAT(refused(options({folder_ / "good.txt"}, small.string())), AllOf(HasSubstr("good.txt: "), HasSubstr("no token")));
+  EXPECT_THAT(refused(options({folder_ / "good.txt"}, small.string())),
+              AllOf(HasSubstr("good.txt: "), HasSubstr("no token")));
 }
 
 TEST(CutBetweenWordsTest, PrefersSpacesThenLinesThenCharacters) {

@@ -91,8 +91,10 @@ TEST_F(TokenizeDataTest, BadInputIsOneSentence) {
   EXPECT_THAT(refused(path("text.txt") + " --tokenizer nothing"), HasSubstr("\"nothing\" is neither"));
   EXPECT_THAT(refused(path("text.txt")), HasSubstr("--tokenizer is required"));
   EXPECT_THAT(refused(path("text.txt") + " --tokenizer bytes --shard-tokens 0"), HasSubstr("--shard-tokens"));
-  EXPECT_THAT(sh(concat(kTrireme, " data tokenize ", path("text.txt"), " --tokenizer bytes --out ", path("text.txt"), "/x")).output,
-              HasSubstr("text.txt"));
+  EXPECT_THAT(
+      sh(concat(kTrireme, " data tokenize ", path("text.txt"), " --tokenizer bytes --out ", path("text.txt"), "/x"))
+          .output,
+      HasSubstr("text.txt"));
 }
 
 // A limit on the size of any file stands for a full disk.
@@ -101,7 +103,8 @@ TEST_F(TokenizeDataTest, AFullDiskLeavesNothing) {
   const Finished full = sh(concat("trap \"\" XFSZ; ulimit -f 1000; ", kTrireme, " data tokenize ", path("large.txt"),
                                   " --tokenizer bytes --out ", path("tokens")));
   EXPECT_EQ(full.status, 1) << full.output;
-  EXPECT_THAT(full.output, AllOf(HasSubstr("cannot write"), HasSubstr("tokens-00000.bin"), HasSubstr("Nothing was made")));
+  EXPECT_THAT(full.output,
+              AllOf(HasSubstr("cannot write"), HasSubstr("tokens-00000.bin"), HasSubstr("Nothing was made")));
   for (const auto& item : std::filesystem::directory_iterator(folder)) {
     EXPECT_THAT(item.path().filename().string(), Not(testing::StartsWith("tokens.un")));
   }
@@ -114,8 +117,9 @@ TEST_F(TokenizeDataTest, AKilledCommandLeavesNoFolder) {
     lines += "{\"text\": \"some words in a line that is read\"}\n";
   }
   write_file_atomically(folder / "lines.jsonl", lines);
-  const Finished killed = sh(concat("timeout -s KILL 0.1 ", kTrireme, " data tokenize ", path("lines.jsonl"), " ", path("lines.jsonl"), " ",
-                                    path("lines.jsonl"), " --tokenizer bytes --out ", path("tokens")));
+  const Finished killed =
+      sh(concat("timeout -s KILL 0.1 ", kTrireme, " data tokenize ", path("lines.jsonl"), " ", path("lines.jsonl"), " ",
+                path("lines.jsonl"), " --tokenizer bytes --out ", path("tokens")));
   EXPECT_NE(killed.status, 0);
   EXPECT_FALSE(std::filesystem::exists(folder / "tokens"));
   const Finished again = tokenize(path("text.txt") + " --tokenizer bytes");

@@ -201,7 +201,8 @@ struct Parser {
         ->required()
         ->type_name("FILE...");
     c->add_option("--tokenizer", tokens.tokenizer, "As in trireme tokenize")->required()->type_name("T");
-    c->add_option("--out", tokens.out, "The folder to make; \"data\": {\"type\": \"tokens\", \"train\": \"DIR\"} reads it")
+    c->add_option("--out", tokens.out,
+                  "The folder to make; \"data\": {\"type\": \"tokens\", \"train\": \"DIR\"} reads it")
         ->required()
         ->type_name("DIR");
     c->add_option("--shard-tokens", tokens.shard_tokens, "Tokens in each shard but the last")
@@ -220,9 +221,10 @@ struct Parser {
   }
 
   void add_rest() {
-    CLI::App* c = add(app, result, inspect, "inspect",
-                      "List what is in a safetensors file, a checkpoint, a run or token shards, or merge the dumps of a hang",
-                      "trireme inspect runs/austen/checkpoints");
+    CLI::App* c =
+        add(app, result, inspect, "inspect",
+            "List what is in a safetensors file, a checkpoint, a run or token shards, or merge the dumps of a hang",
+            "trireme inspect runs/austen/checkpoints");
     c->add_option(
          "path", inspect.path,
          "A .safetensors file, its folder or index, a checkpoint, a run folder, token shards or Megatron's .idx, or a "

@@ -133,10 +133,10 @@ struct BenchTokenizerCommand {
   bool json = false;
 };
 
-using Command =
-    std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, ExportCommand, InspectCommand,
-                 DoctorCommand, DataFetchCommand, DataTokenizeCommand, BenchOptimCommand, BenchCommCommand, BenchKernelsCommand,
-                 ScheduleCommand, PlanCommand, StoreCommand, TokenizeCommand, BenchTokenizerCommand>;
+using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, ExportCommand,
+                             InspectCommand, DoctorCommand, DataFetchCommand, DataTokenizeCommand, BenchOptimCommand,
+                             BenchCommCommand, BenchKernelsCommand, ScheduleCommand, PlanCommand, StoreCommand,
+                             TokenizeCommand, BenchTokenizerCommand>;
 
 /// Parses the arguments. Prints help or version and throws ExitNow(0). Errors: InputError naming the wrong words and
 /// what to write.

@@ -34,8 +34,9 @@ ordered_json describe_token_file(const data::TokenFile& file) {
 
 void print_index(const data::ShardIndex& index) {
   std::cout << "token shards made with " << printable(index.tokenizer) << " (" << index.vocab_size << " tokens), "
-            << (index.end_token ? concat("behind each document: ", printable(index.end_token->text), " (", index.end_token->id, ')')
-                                : "nothing between documents")
+            << (index.end_token
+                    ? concat("behind each document: ", printable(index.end_token->text), " (", index.end_token->id, ')')
+                    : "nothing between documents")
             << '\n'
             << format_count(index.tokens) << " tokens, " << format_count(index.documents) << " documents, "
             << format_bytes(index.text_bytes) << " of text from " << index.inputs.size()

@@ -102,9 +102,7 @@ struct Run {
     throw Error("trireme-rank", "bench tokenizer is done by trireme");
   }
   int operator()(const DataFetchCommand&) const { throw Error("trireme-rank", "data fetch is done by trireme"); }
-  int operator()(const DataTokenizeCommand&) const {
-    throw Error("trireme-rank", "data tokenize is done by trireme");
-  }
+  int operator()(const DataTokenizeCommand&) const { throw Error("trireme-rank", "data tokenize is done by trireme"); }
 };
 
 int run(int argc, char** argv) {

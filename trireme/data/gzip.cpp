@@ -46,10 +46,9 @@ void GunzipStream::begin_member(std::string_view packed) {
     return;
   }
   if (const size_t strange = packed.find_first_not_of('\0'); strange != std::string_view::npos) {
-    throw InputError("data",
-                     concat(source_, " is damaged: the data from byte ", used_ + strange,
-                            " on is neither gzip nor padding"),
-                     "Fetch or copy it again.");
+    throw InputError(
+        "data", concat(source_, " is damaged: the data from byte ", used_ + strange, " on is neither gzip nor padding"),
+        "Fetch or copy it again.");
   }
   state_ = State::padding;
 }

@@ -34,10 +34,14 @@ std::shared_ptr<Largest> known_of(const FileMap::Stamp& stamp, int64_t token_byt
   static std::mutex mutex;
   static std::map<std::array<int64_t, 8>, std::shared_ptr<Largest>> files;
   const auto number = [](auto value) { return static_cast<int64_t>(value); };
-  const std::array<int64_t, 8> key = {number(stamp.device),          number(stamp.inode),
-                                      number(stamp.size),            number(stamp.modified.tv_sec),
-                                      number(stamp.modified.tv_nsec), number(stamp.changed.tv_sec),
-                                      number(stamp.changed.tv_nsec), token_bytes};
+  const std::array<int64_t, 8> key = {number(stamp.device),
+                                      number(stamp.inode),
+                                      number(stamp.size),
+                                      number(stamp.modified.tv_sec),
+                                      number(stamp.modified.tv_nsec),
+                                      number(stamp.changed.tv_sec),
+                                      number(stamp.changed.tv_nsec),
+                                      token_bytes};
   const std::lock_guard lock(mutex);
   std::shared_ptr<Largest>& known = files[key];
   known = known ? known : fresh();
@@ -80,22 +84,24 @@ void MappedTokens::refuse_other_formats() const {
   constexpr const char* kGoOn = " If these are 16-bit tokens anyway, set data.token_bytes to 2.";
   const std::string_view head(reinterpret_cast<const char*>(data_), std::min<size_t>(bytes_, 16));
   if (const std::string_view packing = packing_of(head); !packing.empty()) {
-    refuse_token_file(file_.path, concat("it is packed with ", packing), concat("Unpack it; files of tokens are memory-mapped.", kGoOn));
+    refuse_token_file(file_.path, concat("it is packed with ", packing),
+                      concat("Unpack it; files of tokens are memory-mapped.", kGoOn));
   }
   if (head.starts_with("\x93NUMPY")) {
     refuse_token_file(file_.path, "it begins with the header of a .npy file",
-         concat("Write the tokens alone: np.load(FILE).astype(np.uint16).tofile(NEW).", kGoOn));
+                      concat("Write the tokens alone: np.load(FILE).astype(np.uint16).tofile(NEW).", kGoOn));
   }
   const int64_t suggested = suggested_token_bytes({data_, std::min(bytes_, kLooked)});
   if (suggested == 4) {
     refuse_token_file(file_.path, "every second 16-bit value is 0 or close to it, so these are probably 32-bit tokens",
-         concat("Set data.token_bytes to 4 if they are.", kGoOn));
+                      concat("Set data.token_bytes to 4 if they are.", kGoOn));
   }
   if (suggested == 8) {
-    refuse_token_file(file_.path, "three of four 16-bit values are 0 or close to it, so these are probably 64-bit tokens",
-         concat("Convert them if they are: np.fromfile(FILE, np.int64).astype(np.uint16).tofile(NEW), or np.uint32 and "
-                "data.token_bytes 4.",
-                kGoOn));
+    refuse_token_file(
+        file_.path, "three of four 16-bit values are 0 or close to it, so these are probably 64-bit tokens",
+        concat("Convert them if they are: np.fromfile(FILE, np.int64).astype(np.uint16).tofile(NEW), or np.uint32 and "
+               "data.token_bytes 4.",
+               kGoOn));
   }
 }
 

@@ -53,8 +53,8 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
 }
 
 std::optional<int64_t> TokensDataset::num_documents() const {
-  const bool known = std::ranges::none_of(
-      files_, [](const auto& file) { return file->file().kind == TokenFile::Kind::raw; });
+  const bool known =
+      std::ranges::none_of(files_, [](const auto& file) { return file->file().kind == TokenFile::Kind::raw; });
   return known ? std::optional(num_documents_) : std::nullopt;
 }
 

@@ -19,8 +19,8 @@ struct Share {
   int64_t parts = 1;
 };
 
-/// Reads little-endian tokens of 2 bytes (uint16) or 4 from memory-mapped files, concatenated: raw ones (nanoGPT's .bin),
-/// folders of token shards or single shards (token_files/shard_format.h), and Megatron's .bin with its .idx.
+/// Reads little-endian tokens of 2 bytes (uint16) or 4 from memory-mapped files, concatenated: raw ones (nanoGPT's
+/// .bin), folders of token shards or single shards (token_files/shard_format.h), and Megatron's .bin with its .idx.
 ///
 /// Sample i is tokens [i*L, i*L + L]: int64 input and target [B, L], the target one token later. Memory: none of its
 /// own; pages are read when touched and shared between ranks of a host. Errors: InputError for a file that is missing,
@@ -29,9 +29,10 @@ struct Share {
 /// system then ends the program.
 class TokensDataset : public Dataset {
  public:
-  /// `token_bytes` is 2 or 4, of raw files; others say their own, and all must be equal. 0: 2, with an InputError for what cannot be 16-bit tokens. That is a vocabulary above
-  /// 65,536, or a file that is packed, was written by np.save, or seems to hold wider ones (suggested_token_bytes() of
-  /// its first MiB). A shard says its vocabulary, which is compared with `vocab_size` at once.
+  /// `token_bytes` is 2 or 4, of raw files; others say their own, and all must be equal. 0: 2, with an InputError for
+  /// what cannot be 16-bit tokens. That is a vocabulary above 65,536, or a file that is packed, was written by np.save,
+  /// or seems to hold wider ones (suggested_token_bytes() of its first MiB). A shard says its vocabulary, which is
+  /// compared with `vocab_size` at once.
   TokensDataset(const std::vector<std::filesystem::path>& files, int64_t sequence_length, int64_t vocab_size = 0,
                 int64_t token_bytes = 0);
   ~TokensDataset() override;

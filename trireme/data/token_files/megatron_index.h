@@ -5,8 +5,8 @@
 #include <span>
 #include <string_view>
 
-// Megatron-LM's indexed dataset: PREFIX.bin has the tokens, PREFIX.idx (little-endian) says where sequences and documents
-// begin:
+// Megatron-LM's indexed dataset: PREFIX.bin has the tokens, PREFIX.idx (little-endian) says where sequences and
+// documents begin:
 //
 //   char[9]  "MMIDIDX\0\0"
 //   uint64   version, 1

@@ -84,8 +84,9 @@ ShardHeader read_shard_header(std::span<const unsigned char> file, const std::fi
     refuse_token_file(path, "it is not a token shard");
   }
   if (raw.version != kShardVersion) { // before the checksum, whose place another version may have moved
-    refuse_token_file(path, concat("it is a token shard of version ", raw.version, ", this program reads version ", kShardVersion),
-                      "Make it again with \"trireme data tokenize\", or use a newer trireme.");
+    refuse_token_file(
+        path, concat("it is a token shard of version ", raw.version, ", this program reads version ", kShardVersion),
+        "Make it again with \"trireme data tokenize\", or use a newer trireme.");
   }
   if (raw.header_checksum != header_hash(raw)) {
     refuse_token_file(path, "its header is damaged (wrong checksum)", kMakeAgain);

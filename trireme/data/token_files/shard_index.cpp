@@ -14,7 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr const char* kIndexFormat = "trireme token shards";
+constexpr const char* kIndexFormat = "trireme-token-shards";
 constexpr int64_t kIndexVersion = 1;
 
 int64_t read_count(ObjectReader& reader, const std::string& key) {

@@ -65,7 +65,9 @@ TokenFile open_megatron(const fs::path& index_path) {
   file.index = index;
   const auto expected = static_cast<uint64_t>(index.num_tokens * index.token_bytes);
   if (file.map->bytes().size() != expected) {
-    refuse_token_file(path, concat("it is ", file.map->bytes().size(), " bytes long and ", index_path.filename().string(), " says ", expected),
+    refuse_token_file(path,
+                      concat("it is ", file.map->bytes().size(), " bytes long and ", index_path.filename().string(),
+                             " says ", expected),
                       "Copy both files again; they belong together.");
   }
   return file;
@@ -101,13 +103,16 @@ void compare(const std::vector<TokenFile>& files, int64_t token_bytes) {
   };
   for (const TokenFile& file : files) {
     if (token_bytes != 0 && width(file) != token_bytes) {
-      throw InputError("data", concat("data.token_bytes is ", token_bytes, ", and ", file.path.string(), " has tokens of ", width(file), " bytes"),
+      throw InputError("data",
+                       concat("data.token_bytes is ", token_bytes, ", and ", file.path.string(), " has tokens of ",
+                              width(file), " bytes"),
                        "Remove data.token_bytes.");
     }
     width_of = width_of == nullptr ? &file : width_of;
     if (width(file) != width(*width_of)) {
       throw InputError("data",
-                       concat(width_of->path.string(), " has tokens of ", width(*width_of), " bytes, ", file.path.string(), " of ", width(file)),
+                       concat(width_of->path.string(), " has tokens of ", width(*width_of), " bytes, ",
+                              file.path.string(), " of ", width(file)),
                        "All files of one list need tokens of the same size: were they made with the same tokenizer?");
     }
     if (file.tokenizer_hash == 0) {
@@ -115,9 +120,10 @@ void compare(const std::vector<TokenFile>& files, int64_t token_bytes) {
     }
     tokenizer_of = tokenizer_of == nullptr ? &file : tokenizer_of;
     if (file.tokenizer_hash != tokenizer_of->tokenizer_hash) {
-      throw InputError("data",
-                       concat(tokenizer_of->path.string(), " and ", file.path.string(), " were made with different tokenizers"),
-                       "Make one of them again with the other's tokenizer.");
+      throw InputError(
+          "data",
+          concat(tokenizer_of->path.string(), " and ", file.path.string(), " were made with different tokenizers"),
+          "Make one of them again with the other's tokenizer.");
     }
   }
 }

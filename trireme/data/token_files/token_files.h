@@ -40,10 +40,10 @@ struct TokenFile {
   MegatronIndex index{};
 };
 
-/// Opens files and folders of tokens, in order: a folder stands for the shards of its index.json, a Megatron .idx or .bin
-/// for both. Cost: the tables of documents are read. Errors: InputError naming what is missing, damaged, or differs: a
-/// shard from its index, the bytes per token of the files from one another and from `token_bytes` (0: not set, raw files
-/// have 2), their tokenizers.
+/// Opens files and folders of tokens, in order: a folder stands for the shards of its index.json, a Megatron .idx or
+/// .bin for both. Cost: the tables of documents are read. Errors: InputError naming what is missing, damaged, or
+/// differs: a shard from its index, the bytes per token of the files from one another and from `token_bytes` (0: not
+/// set, raw files have 2), their tokenizers.
 std::vector<TokenFile> open_token_files(const std::vector<std::filesystem::path>& paths, int64_t token_bytes);
 
 /// The .idx of Megatron's pair that `path` belongs to; empty if it is none.

@@ -24,8 +24,8 @@ struct Block {
   size_t overlap = 0; ///< bytes of text that the part before has too, at its end
 
   // what encode_block() makes
-  std::vector<int32_t> ids;     ///< without those of the overlap
-  std::vector<size_t> id_ends;  ///< of each document, in ids
+  std::vector<int32_t> ids;    ///< without those of the overlap
+  std::vector<size_t> id_ends; ///< of each document, in ids
   std::vector<int32_t> overlap_ids;
   bool fits = true; ///< the ids of the overlap do not depend on the text behind it
   std::exception_ptr error{};

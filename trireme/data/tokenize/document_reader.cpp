@@ -74,7 +74,8 @@ bool DocumentReader::next_line(std::string& line) {
     buffer_.erase(0, std::exchange(at_, 0));
     searched = buffer_.size();
     if (searched > kMostBytesOfALine) {
-      throw InputError("data", concat(source_, ':', line_, ": the line is longer than ", format_bytes(kMostBytesOfALine)),
+      throw InputError("data",
+                       concat(source_, ':', line_, ": the line is longer than ", format_bytes(kMostBytesOfALine)),
                        "Write the text into a file of its own, which may have any size.");
     }
     if (!file_.read(buffer_, kPieceOfLines)) {

@@ -84,10 +84,12 @@ std::string text_of_json(std::string_view line, const std::string& key, const st
   TextFinder finder(key);
   const bool whole = json::sax_parse(line.begin(), line.end(), &finder);
   if (!whole || !finder.text()) {
-    throw InputError("data",
-                     concat(where, ": ", finder.failure().empty() ? concat("the key \"", printable(key), "\" is missing") : finder.failure()),
-                     concat("Each line must be an object such as {\"", printable(key),
-                            "\": \"...\"}; --text-key names another key."));
+    throw InputError(
+        "data",
+        concat(where, ": ",
+               finder.failure().empty() ? concat("the key \"", printable(key), "\" is missing") : finder.failure()),
+        concat("Each line must be an object such as {\"", printable(key),
+               "\": \"...\"}; --text-key names another key."));
   }
   return std::move(*finder.text());
 }

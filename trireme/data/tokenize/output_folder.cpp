@@ -44,7 +44,8 @@ void check_free(const fs::path& path, bool replace) {
     throw InputError("data", concat(path.string(), " already has finished token shards"),
                      "Name another folder with --out, or replace it with --force.");
   }
-  throw InputError("data", concat(path.string(), " has files that are no token shards"), "Name a new folder with --out.");
+  throw InputError("data", concat(path.string(), " has files that are no token shards"),
+                   "Name a new folder with --out.");
 }
 
 } // namespace
@@ -93,8 +94,9 @@ void OutputFolder::commit() {
   const int failed = replaces ? ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE)
                               : ::rename(temporary_.c_str(), path_.c_str());
   if (failed != 0) {
-    throw Error("data", concat("cannot rename ", temporary_.string(), " to ", path_.string(), ": ",
-                               describe_write_failure(errno, path_, 0)),
+    throw Error("data",
+                concat("cannot rename ", temporary_.string(), " to ", path_.string(), ": ",
+                       describe_write_failure(errno, path_, 0)),
                 replaces ? "Remove the old folder and run this again." : "Name another folder with --out.");
   }
   sync_folder(path_.parent_path());

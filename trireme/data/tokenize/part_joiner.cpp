@@ -27,8 +27,8 @@ void encode_part(Block& block, const tokenizer::Tokenizer& tokenizer) {
   }
 }
 
-// Whether ids repeat a beginning of at most half their number (Knuth, Morris, Pratt 1977). In such text, "11111", ids do
-// not show where words begin, which may matter to the text behind it.
+// Whether ids repeat a beginning of at most half their number (Knuth, Morris, Pratt 1977). In such text, "11111", ids
+// do not show where words begin, which may matter to the text behind it.
 bool is_periodic(std::span<const int32_t> ids) {
   std::vector<size_t> border(ids.size() + 1); // of the first n ids: the longest that is beginning and end
   size_t length = 0;

@@ -19,8 +19,9 @@ void encode_block(Block& block, const tokenizer::Tokenizer& tokenizer);
 /// A part begins with an overlap, the end of the part before. Their ids fit together if those of the overlap are the
 /// same in three texts: alone, at the end of the part before, and (from its middle on, where the arbitrary beginning of
 /// the overlap no longer matters) before this part. Words and tokens are found from left to right, so from there on the
-/// whole text has the same ones. Ids that repeat themselves prove nothing. Where they do not fit, the parts are encoded again as one, which grows until a part
-/// fits. Each time it is twice as long, so that text which cannot be cut costs about two passes.
+/// whole text has the same ones. Ids that repeat themselves prove nothing. Where they do not fit, the parts are encoded
+/// again as one, which grows until a part fits. Each time it is twice as long, so that text which cannot be cut costs
+/// about two passes.
 class PartJoiner {
  public:
   using Emit = std::function<void(std::span<const int32_t>)>;

@@ -60,7 +60,8 @@ void check(const TokenizeOptions& options) {
   for (const fs::path& input : options.inputs) {
     const fs::path file = fs::weakly_canonical(fs::absolute(input));
     if (std::mismatch(folder.begin(), --folder.end(), file.begin(), file.end()).first == --folder.end()) {
-      throw InputError("data", concat("the input ", input.string(), " is inside of the output folder ", options.out.string()),
+      throw InputError("data",
+                       concat("the input ", input.string(), " is inside of the output folder ", options.out.string()),
                        "Name another folder with --out.");
     }
   }
@@ -116,8 +117,12 @@ class Producer {
 // Takes encoded blocks in order, and writes their documents.
 class Consumer {
  public:
-  Consumer(const TokenizeOptions& options, const tokenizer::Tokenizer& tokenizer, ShardIndex& index, ShardWriter& writer)
-      : options_(options), index_(index), writer_(writer), joiner_(tokenizer, [this](std::span<const int32_t> ids) { add(ids); }) {}
+  Consumer(const TokenizeOptions& options, const tokenizer::Tokenizer& tokenizer, ShardIndex& index,
+           ShardWriter& writer)
+      : options_(options),
+        index_(index),
+        writer_(writer),
+        joiner_(tokenizer, [this](std::span<const int32_t> ids) { add(ids); }) {}
 
   void take(Block block) {
     if (block.error) {
@@ -257,10 +262,14 @@ TokenizeResult tokenize_files(const TokenizeOptions& options) {
     index.inputs.push_back({input.string(), static_cast<int64_t>(fs::file_size(input)), 0});
   }
   OutputFolder folder(options.out, options.force);
-  ShardWriter writer({folder.temporary(), index.token_bytes, index.vocab_size, index.tokenizer_hash, options.shard_tokens});
+  ShardWriter writer(
+      {folder.temporary(), index.token_bytes, index.vocab_size, index.tokenizer_hash, options.shard_tokens});
   encode_all(options, *tokenizer, writer, result);
   if (index.tokens == 0) {
-    throw InputError("data", concat(options.inputs.size() == 1 ? concat(options.inputs[0].string(), " has") : concat(options.inputs.size(), " files have"), " no token"),
+    throw InputError("data",
+                     concat(options.inputs.size() == 1 ? concat(options.inputs[0].string(), " has")
+                                                       : concat(options.inputs.size(), " files have"),
+                            " no token"),
                      "Name files with text in them.");
   }
   index.shards = writer.finish();
