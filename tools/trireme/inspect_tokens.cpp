@@ -32,13 +32,17 @@ ordered_json describe_token_file(const data::TokenFile& file) {
   return row;
 }
 
+std::string count_documents(int64_t count) {
+  return concat(count, count == 1 ? " document" : " documents");
+}
+
 void print_index(const data::ShardIndex& index) {
   std::cout << "token shards made with " << printable(index.tokenizer) << " (" << index.vocab_size << " tokens), "
             << (index.end_token
                     ? concat("behind each document: ", printable(index.end_token->text), " (", index.end_token->id, ')')
                     : "nothing between documents")
             << '\n'
-            << format_count(index.tokens) << " tokens, " << format_count(index.documents) << " documents, "
+            << format_count(index.tokens) << " tokens, " << count_documents(index.documents) << ", "
             << format_bytes(index.text_bytes) << " of text from " << index.inputs.size()
             << (index.inputs.size() == 1 ? " file\n" : " files\n");
 }
@@ -46,8 +50,8 @@ void print_index(const data::ShardIndex& index) {
 void print_token_files(const ordered_json& files) {
   for (const ordered_json& file : files) {
     std::cout << "  " << printable(file["file"].get<std::string>()) << "  " << file["tokens"] << " tokens of "
-              << 8 * file["token_bytes"].get<int64_t>() << " bits, " << file["documents"] << " documents, "
-              << format_bytes(file["bytes"].get<int64_t>())
+              << 8 * file["token_bytes"].get<int64_t>() << " bits, "
+              << count_documents(file["documents"].get<int64_t>()) << ", " << format_bytes(file["bytes"].get<int64_t>())
               << (file.value("damaged", false) ? "  DAMAGED: wrong checksum" : "") << '\n';
   }
 }

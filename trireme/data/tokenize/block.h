@@ -15,7 +15,8 @@ struct Block {
   int64_t bytes_read = 0; ///< of all files, when it was made
 
   // documents
-  std::vector<size_t> ends; ///< of each, in text
+  std::vector<size_t> ends;        ///< of each, in text
+  std::vector<int64_t> json_lines; ///< DocumentPiece::json_line
 
   // a part
   bool is_part = false;
@@ -24,6 +25,7 @@ struct Block {
   size_t overlap = 0; ///< bytes of text that the part before has too, at its end
 
   // what encode_block() makes
+  int64_t text_bytes = 0;      ///< of documents
   std::vector<int32_t> ids;    ///< without those of the overlap
   std::vector<size_t> id_ends; ///< of each document, in ids
   std::vector<int32_t> overlap_ids;

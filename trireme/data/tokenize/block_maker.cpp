@@ -71,6 +71,7 @@ void BlockMaker::add(DocumentPiece piece) {
     }
     documents_.text += piece.text;
     documents_.ends.push_back(documents_.text.size());
+    documents_.json_lines.push_back(piece.json_line);
     return;
   }
   for (size_t at = 0; at < piece.text.size(); at += kBlockBytes) {

@@ -39,10 +39,12 @@ bool DocumentReader::next(DocumentPiece& piece, size_t bytes) {
   }
   std::string line;
   while (next_line(line)) {
-    if (line.find_first_not_of(" \t\r") != std::string::npos) {
-      piece = {text_of_json(line, text_key_, concat(source_, ':', line_)), true, true};
-      return true;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) {
+      continue;
     }
+    piece = line.size() > bytes ? DocumentPiece{text_of_json(line, text_key_, concat(source_, ':', line_)), true, true}
+                                : DocumentPiece{std::move(line), true, true, line_};
+    return true;
   }
   return false;
 }

@@ -13,6 +13,8 @@ struct DocumentPiece {
   std::string text;
   bool begins = false;
   bool ends = false;
+  /// Not 0: `text` is this line of the file, whose text text_of_json() has yet to take: that is other threads' work.
+  int64_t json_line = 0;
 };
 
 /// Reads the documents of a file: a .jsonl or .jsonl.gz has one in each line that is not blank, any other file is one.
@@ -22,8 +24,8 @@ class DocumentReader {
   /// Errors: InputError as InputFile, and for a name that says JSON without lines or Parquet.
   DocumentReader(const std::filesystem::path& path, std::string text_key);
 
-  /// The next piece; false at the end. A file of text has pieces of up to `bytes`. Errors: InputError naming file and
-  /// line.
+  /// The next piece; false at the end. A file of text has pieces of up to `bytes`; the text of a longer JSON line is
+  /// taken here. Errors: InputError naming file and line.
   bool next(DocumentPiece& piece, size_t bytes);
   int64_t bytes_read() const { return file_.bytes_read(); }
 

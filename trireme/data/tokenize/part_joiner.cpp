@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
+#include <trireme/data/tokenize/json_text.h>
 
 #include <algorithm>
 #include <string_view>
@@ -67,17 +68,24 @@ bool fit(const Block& before, const Block& part) {
 
 } // namespace
 
-void encode_block(Block& block, const tokenizer::Tokenizer& tokenizer) {
+void encode_block(Block& block, const tokenizer::Tokenizer& tokenizer, const std::string& source,
+                  const std::string& text_key) {
   try {
     if (block.is_part) {
       return encode_part(block, tokenizer);
     }
     size_t begin = 0;
-    for (const size_t end : block.ends) {
-      const std::vector<int32_t> ids = tokenizer.encode(std::string_view(block.text).substr(begin, end - begin));
+    for (size_t i = 0; i < block.ends.size(); ++i) {
+      std::string_view text = std::string_view(block.text).substr(begin, block.ends[i] - begin);
+      std::string taken;
+      if (const int64_t line = block.json_lines[i]; line > 0) {
+        text = taken = text_of_json(text, text_key, concat(source, ':', line));
+      }
+      const std::vector<int32_t> ids = tokenizer.encode(text);
       block.ids.insert(block.ids.end(), ids.begin(), ids.end());
       block.id_ends.push_back(block.ids.size());
-      begin = end;
+      block.text_bytes += static_cast<int64_t>(text.size());
+      begin = block.ends[i];
     }
     block.text = {};
   } catch (...) {

@@ -11,8 +11,10 @@
 
 namespace trireme::data {
 
-/// Encodes a block, for which any thread may be the one. Errors are kept in it.
-void encode_block(Block& block, const tokenizer::Tokenizer& tokenizer);
+/// Encodes a block of the file `source`, in whose JSON lines the text has the key `text_key`. Any thread may do it.
+/// Errors are kept in the block.
+void encode_block(Block& block, const tokenizer::Tokenizer& tokenizer, const std::string& source,
+                  const std::string& text_key);
 
 /// Makes sure that the ids of a document's parts are those of the whole document.
 ///

@@ -138,7 +138,7 @@ class Consumer {
       }
       return;
     }
-    index_.text_bytes += static_cast<int64_t>(block.ends.back());
+    index_.text_bytes += block.text_bytes;
     size_t begin = 0;
     for (const size_t end : block.id_ends) {
       add(std::span(block.ids).subspan(begin, end - begin));
@@ -215,7 +215,7 @@ void encode_all(const TokenizeOptions& options, const tokenizer::Tokenizer& toke
     threads.emplace_back([&] {
       work.work_on([&](Block& block) {
         if (!block.error) {
-          encode_block(block, tokenizer);
+          encode_block(block, tokenizer, options.inputs[block.input].string(), options.text_key);
         }
       });
     });

@@ -53,7 +53,7 @@ struct TokenizeResult {
 /// at all.
 ///
 /// Memory: about 1 MB for each block under way, of which there are twice as many as threads; a JSON line and its text;
-/// the tokenizer, with a cache of words for each thread. Cost: one pass; reading and parsing is one thread's.
+/// the tokenizer, with a cache of words for each thread. Cost: one pass; reading and unpacking is one thread's.
 ///
 /// Errors: InputError naming the file (and line) for input that cannot be read, files without any token, an output
 /// folder that has other content or an input in it; Error for a full disk.
