@@ -14,6 +14,7 @@
 
 #include <gmock/gmock.h>
 
+#include <sys/stat.h>
 #include <cstring>
 
 namespace trireme::data {
@@ -98,6 +99,12 @@ TEST_F(TokenFilesTest, ShardsAndRawFilesMayBeMixed) {
   EXPECT_EQ(dataset.num_documents(), std::nullopt);
   EXPECT_EQ(tokens_in(dataset)[3 + 54], 270);
   EXPECT_EQ(tokens_in(dataset)[3 + 55], 0);
+}
+
+// Opening one would wait for a writer.
+TEST_F(TokenFilesTest, APipeIsRefused) {
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT(refused({folder_ / "pipe"}), HasSubstr("not a file"));
 }
 
 // The header says it, so that no token is read: here tokens that break the promise are found only when they are used.

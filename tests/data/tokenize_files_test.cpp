@@ -228,6 +228,29 @@ TEST_F(TokenizeFilesTest, TheFolderSaysWhatIsInIt) {
   EXPECT_THAT(refused(again), AllOf(HasSubstr("\"<nothing> \" is "), HasSubstr("must be one")));
 }
 
+TEST_F(TokenizeFilesTest, TheEndTokenIsThatOfTheTokenizersFiles) {
+  fs::create_directories(folder_ / "pair");
+  write("pair/vocab.json", R"({"a": 0, "b": 1, "<|endoftext|>": 2, "c": 3})");
+  write("pair/merges.txt", "#version: 0.2\n");
+  const auto end = [&](const std::string& tokenizer) {
+    TokenizeOptions wanted = options({write("a.txt", "ab")}, tokenizer);
+    wanted.force = true;
+    tokenize_files(wanted);
+    return read_shards(wanted.out).ids;
+  };
+  const std::string pair = (folder_ / "pair").string();
+  EXPECT_EQ(end(pair), (std::vector<int32_t>{0, 1, 2})) << "GPT-2's";
+  EXPECT_EQ(end(pair + "/vocab.json," + pair + "/merges.txt"), (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_TRUE(fs::exists(folder_ / "out/merges.txt"));
+  write("pair/generation_config.json", R"({"eos_token_id": [3, 2]})");
+  EXPECT_EQ(end(pair + "/vocab.json"), (std::vector<int32_t>{0, 1, 3}));
+  write("pair/generation_config.json", R"({"eos_token_id": 4})");
+  EXPECT_THAT(refused(options({folder_ / "a.txt"}, pair)),
+              AllOf(HasSubstr("generation_config.json:1"), HasSubstr("outside of the tokenizer's 4 tokens")));
+  write("pair/tokenizer_config.json", R"({"eos_token": {"content": "<|endoftext|>"}})");
+  EXPECT_EQ(end(pair), (std::vector<int32_t>{0, 1, 2})) << "first of all";
+}
+
 TEST_F(TokenizeFilesTest, AFinishedFolderIsKeptAndNothingElseIsLeft) {
   TokenizeOptions wanted = options({write("a.txt", "first")});
   fs::create_directories(folder_ / "out");

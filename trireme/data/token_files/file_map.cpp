@@ -17,7 +17,7 @@ void refuse_token_file(const std::filesystem::path& path, const std::string& why
 }
 
 FileMap::FileMap(const std::filesystem::path& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)); // a pipe is refused, not waited for
   struct stat status{};
   if (!file || ::fstat(file.get(), &status) != 0) {
     refuse_token_file(path, std::strerror(errno), "Check the path.");

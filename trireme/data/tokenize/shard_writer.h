@@ -20,7 +20,7 @@ namespace trireme::data {
 class ShardWriter {
  public:
   struct Options {
-    std::filesystem::path folder;
+    std::filesystem::path folder{};
     int64_t token_bytes = 2;
     int64_t vocab_size = 0;
     uint64_t tokenizer_hash = 0;
