@@ -278,6 +278,9 @@ constexpr Feature kSample{"training.sample", "training.sample",
 constexpr Feature kExport{"training.export", "training.export",
                           [](const Setting& s) { return s.run != nullptr && !s.run->training.export_to.empty(); },
                           [](const Setting&) -> std::string { return "an export"; }};
+constexpr Feature kFreeze{"training.freeze", "training.freeze",
+                          [](const Setting& s) { return s.run != nullptr && s.run->training.freeze.on(); },
+                          [](const Setting&) -> std::string { return "frozen parameters"; }};
 constexpr Feature kNoTokenizer{"no data.tokenizer", "data",
                                [](const Setting& s) { return is_windows(s) && s.run->data.tokenizer.empty(); },
                                [](const Setting&) -> std::string { return "no tokenizer"; }};
@@ -412,6 +415,10 @@ const std::vector<Incompatible>& incompatible_features() {
        "`trireme train` starts servers and workers; a program of yours sets InitializeOptions::sync to "
        "parallel::server::worker_sync()."},
       {{kServers}, {kReplicaRanks}, "a worker is one process", "Leave pipe, tensor and context at 1."},
+      {{kServers},
+       {kFreeze},
+       "servers hold trained parameters only, so workers could have different frozen ones",
+       "Leave freeze out, or choose another parallel.sync.kind."},
       {{kAveraging}, {kOwnSync}, "both define how ranks synchronize", kLeaveOut},
       {{kAveraging},
        {kOneBitAdam, kOneBitLamb, kZeroOneAdam},

@@ -214,6 +214,7 @@ std::vector<Section> run_sections() {
     {"checkpoint_every", H, "int >= 0", "0", "Steps between two checkpoints; 0: only at the end."},
     {"keep_checkpoints", H, "int >= 0", "3", "Older checkpoints than these are removed; 0: none is."},
     {"sample", H, "object", "null", "A text that the model writes at the end."},
+    {"freeze", H, "texts", "[]", "Regular expressions: parameters whose name in checkpoints contains a match are not trained. docs/fine_tuning.md."},
     {"export", H, "path", "null", "Hugging Face folder that is written from the last checkpoint at the end: trireme export. A relative path starts at the working directory."},
   }});
   out.push_back({"training.sample", "", "A text that the model writes at the end.", false, {

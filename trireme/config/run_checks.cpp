@@ -88,6 +88,14 @@ void check_training(const JsonNode& root, const JsonNode& engine, RunConfig& run
   }
 }
 
+ordered_json write_freeze(const FreezeOptions& freeze) {
+  ordered_json texts = ordered_json::array();
+  for (const FreezeOptions::Expression& expression : freeze.expressions) {
+    texts.push_back(expression.text);
+  }
+  return texts;
+}
+
 ordered_json write_training(const TrainingConfig& training) {
   ordered_json out = {{"steps", training.steps},
                       {"seed", training.seed},
@@ -96,7 +104,8 @@ ordered_json write_training(const TrainingConfig& training) {
                       {"eval_batches", training.eval_batches},
                       {"checkpoint_every", training.checkpoint_every},
                       {"keep_checkpoints", training.keep_checkpoints},
-                      {"export", path_or_null(training.export_to)}};
+                      {"export", path_or_null(training.export_to)},
+                      {"freeze", write_freeze(training.freeze)}};
   if (const auto& sample = training.sample) {
     out["sample"] = {{"prompt", sample->prompt},
                      {"tokens", sample->tokens},

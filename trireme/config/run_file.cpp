@@ -107,6 +107,17 @@ ParallelConfig read_parallel(const Values& values) {
   return out;
 }
 
+FreezeOptions read_freeze(const Values& values) {
+  FreezeOptions out;
+  const std::vector<std::string> texts = values.patterns("freeze");
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const JsonNode& list = *values.find("freeze");
+    const JsonNode& node = list.kind() == JsonNode::Kind::array ? list.elements()[i] : list;
+    out.expressions.push_back({texts[i], concat(node.where(), ": ", node.path())});
+  }
+  return out;
+}
+
 TrainingConfig read_training(const Values& values) {
   TrainingConfig out;
   out.steps = values.get("steps", out.steps);
@@ -122,6 +133,7 @@ TrainingConfig read_training(const Values& values) {
     }
     out.export_to = fs::absolute(folder->as_string()).lexically_normal();
   }
+  out.freeze = read_freeze(values);
   if (const Values sample = values.section("sample"); sample.present()) {
     out.sample.emplace();
     out.sample->prompt = sample.get("prompt", out.sample->prompt);

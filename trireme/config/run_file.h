@@ -2,6 +2,7 @@
 
 #include <trireme/base/json.h>
 #include <trireme/config/engine_config.h>
+#include <trireme/config/freeze.h>
 #include <trireme/data/options.h>
 #include <trireme/models/options.h>
 #include <trireme/parallel/context/options.h>
@@ -135,6 +136,7 @@ struct TrainingConfig {
   std::optional<SampleConfig> sample;
   /// Hugging Face folder written at the end; empty: none.
   std::filesystem::path export_to;
+  FreezeOptions freeze;
 };
 
 /// A run file: what `trireme train RUN.json` does.

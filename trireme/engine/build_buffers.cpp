@@ -146,7 +146,7 @@ ShardBytes bytes_of_shards(const Parts& parts, const zero::ModelUnits& units, co
 }
 
 // Counts a parameter in equal shares on the ranks that have its elements.
-int64_t count_parameters(const Parts& parts) {
+void count_parameters(Parts& parts) {
   std::map<const void*, double> trained;
   for (const auto& buffer : parts.buffers.trained) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
@@ -162,6 +162,7 @@ int64_t count_parameters(const Parts& parts) {
     }
   }
   double shares = 0;
+  double trained_shares = 0;
   std::set<const void*> seen;
   for (const auto& item : parts.model.module->named_parameters()) {
     const void* const impl = item.value().unsafeGetTensorImpl();
@@ -171,13 +172,15 @@ int64_t count_parameters(const Parts& parts) {
     }
     if (const auto found = trained.find(impl); found != trained.end()) {
       shares += found->second;
+      trained_shares += found->second;
     } else if (parts.placement_of(item.value()).counts_in_norm) {
       shares += static_cast<double>(item.value().numel()) / parts.ranks.group.size();
     }
   }
-  at::Tensor sum = torch::tensor({shares}, torch::kFloat64);
-  parts.ranks.everyone.all_reduce(sum, comm::ReduceOp::sum, "parameter count").wait();
-  return std::llround(sum.item<double>());
+  at::Tensor sums = torch::tensor({shares, trained_shares}, torch::kFloat64);
+  parts.ranks.everyone.all_reduce(sums, comm::ReduceOp::sum, "parameter count").wait();
+  parts.buffers.num_parameters = std::llround(sums[0].item<double>());
+  parts.buffers.num_trained = std::llround(sums[1].item<double>());
 }
 
 // Moves the parameters into flat buffers, and copies the first replica's values to all replicas.
@@ -281,7 +284,7 @@ void build_buffers(Parts& parts, const InitializeOptions& options, zero::ModelUn
   parts.buffers.reducer =
       std::make_unique<parallel::Reducer>(parallel::pointers_to(parts.buffers.trained), *parts.agreement.sync);
   parts.buffers.reducer->set_accepting(false); // except in the engine's own backward
-  parts.buffers.num_parameters = count_parameters(parts);
+  count_parameters(parts);
 }
 
 } // namespace trireme::engine

@@ -172,6 +172,8 @@ class Engine {
   const std::optional<monitor::Straggler>& straggler() const;
   /// Trained and frozen elements of the whole model; tied ones count once.
   int64_t num_parameters() const;
+  /// Trained ones of them.
+  int64_t num_trained_parameters() const;
   /// The loss scale of the last step; absent without loss scaling.
   std::optional<double> loss_scale() const;
   /// Mean loss of the last step, the same on every rank.

@@ -55,6 +55,9 @@ const std::optional<monitor::Straggler>& Engine::straggler() const {
 int64_t Engine::num_parameters() const {
   return impl_->parts.buffers.num_parameters;
 }
+int64_t Engine::num_trained_parameters() const {
+  return impl_->parts.buffers.num_trained;
+}
 std::optional<double> Engine::loss_scale() const {
   return impl_->parts.settings.precision.scales_loss() ? std::optional(impl_->state.scale.used()) : std::nullopt;
 }

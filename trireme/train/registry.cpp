@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/train/freeze.h>
 
 #include <algorithm>
 
@@ -79,7 +80,8 @@ Task ModelType::make(const ModelContext& context) const {
     put(made);
     task.count_right_of = std::move(made.count_right);
     task.pipeline =
-        std::make_shared<pipeline::PipelineModule>(std::move(made.layers), std::move(made.loss), context.run.pipeline);
+        std::make_shared<pipeline::PipelineModule>(frozen(context.run.training.freeze, std::move(made.layers)),
+                                                   std::move(made.loss), context.run.pipeline);
     task.pipeline->set_sample_inputs(sample_inputs(context.data));
     return task;
   }
@@ -147,7 +149,11 @@ void Registry::data(const std::string& type, ReadData read) {
 }
 
 Task Registry::make_task(const ModelContext& context) const {
-  return models_.at(context.run.model.type)(context);
+  Task task = models_.at(context.run.model.type)(context);
+  if (task.model) {
+    freeze(context.run.training.freeze, *task.model);
+  }
+  return task;
 }
 
 data::Datasets Registry::open_data(const DataContext& context) const {

@@ -178,7 +178,7 @@ class Registry {
   void data(const std::string& type, ReadData read);
 
   const config::RunTypes& types() const { return types_; }
-  /// The model of a run file read with types().
+  /// The model of a run file read with types(), with the parameters frozen that "training.freeze" matches.
   Task make_task(const ModelContext& context) const;
   /// Its data. Collective over the world. Errors: InputError on every rank if one cannot open its own.
   data::Datasets open_data(const DataContext& context) const;

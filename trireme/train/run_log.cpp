@@ -64,6 +64,12 @@ std::string describe_workers(const engine::Engine& engine, const parallel::Serve
                 parallel::ServerOptions::name(servers.mode), ')');
 }
 
+// ", 1.2M trained", or nothing.
+std::string describe_trained(const engine::Engine& engine) {
+  const int64_t trained = engine.num_trained_parameters();
+  return trained == engine.num_parameters() ? "" : concat(", ", format_count(trained), " trained");
+}
+
 const RunToken& checked(const RunToken& token) {
   token.check();
   return token;
@@ -99,7 +105,8 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
     log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ",
               run.parallel.schedule);
   }
-  log::info(task.description, ", ", format_count(parameters_), " parameters; ", describe_data(datasets));
+  log::info(task.description, ", ", format_count(parameters_), " parameters", describe_trained(engine), "; ",
+            describe_data(datasets));
   const int ranks = ranks_of(engine);
   const std::string layout =
       served    ? describe_workers(engine, run.engine.server)
@@ -205,7 +212,7 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
     summary.layout = describe_workers(engine_, run_.engine.server);
   }
   summary.num_parameters = parameters_;
-  summary.model = task_.description;
+  summary.model = task_.description + describe_trained(engine_);
   summary.device = engine_.device().is_cpu() ? "CPU" : engine_.device().str();
   summary.device_detail = engine_.device().is_cpu() ? concat(usable_cores(), " cores") : "of rank 0";
   summary.unigram_entropy = datasets_.unigram_entropy_per_byte;

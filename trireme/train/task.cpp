@@ -7,6 +7,7 @@
 #include <trireme/models/bert_layers.h>
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/cnn.h>
+#include <trireme/train/freeze.h>
 #include <trireme/train/registry.h>
 
 #include <torch/nn/module.h>
@@ -46,7 +47,8 @@ void check_for_alexnet(const models::AlexNetOptions& options, const std::vector<
 
 void set_layers(Task& task, const ModelContext& context, pipeline::LayerList layers,
                 pipeline::PipelineModule::Loss loss) {
-  task.pipeline = std::make_shared<pipeline::PipelineModule>(std::move(layers), std::move(loss), context.run.pipeline);
+  task.pipeline = std::make_shared<pipeline::PipelineModule>(
+      frozen(context.run.training.freeze, std::move(layers)), std::move(loss), context.run.pipeline);
   task.pipeline->set_sample_inputs(sample_inputs(context.data));
 }
 

@@ -53,15 +53,41 @@ int64_t count_parameters(const torch::nn::Module& module) {
   return count;
 }
 
-int64_t count_parameters(const std::function<std::shared_ptr<torch::nn::Module>()>& make) {
+std::vector<std::string> parameter_names(const torch::nn::Module& module) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::vector<std::string> names;
+  for (const auto& item : module.named_parameters()) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      names.push_back(item.key());
+    }
+  }
+  return names;
+}
+
+namespace {
+
+using Make = std::function<std::shared_ptr<torch::nn::Module>()>;
+
+template <typename Look>
+auto look_without_memory(const Make& make, const Look& look) {
   const recompute::RandomGuard random(recompute::RandomState::of({}));
   try {
     const MetaDeviceGuard guard;
-    return count_parameters(*make());
+    return look(*make());
   } catch (const std::exception&) {
     // The constructor reads values: make it on a real device.
   }
-  return count_parameters(*make());
+  return look(*make());
+}
+
+} // namespace
+
+int64_t count_parameters(const Make& make) {
+  return look_without_memory(make, [](const torch::nn::Module& module) { return count_parameters(module); });
+}
+
+std::vector<std::string> parameter_names(const Make& make) {
+  return look_without_memory(make, [](const torch::nn::Module& module) { return parameter_names(module); });
 }
 
 } // namespace trireme::pipeline

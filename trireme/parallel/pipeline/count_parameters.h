@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace trireme::pipeline {
 
@@ -31,5 +33,9 @@ int64_t count_parameters(const torch::nn::Module& module);
 /// its tensors runs on a real device, and its module is freed. The random state does not change. Errors: exceptions of
 /// `make`.
 int64_t count_parameters(const std::function<std::shared_ptr<torch::nn::Module>()>& make);
+
+/// Names of the parameters, in order; a shared one has its first name only. Of a module that `make` makes: as above.
+std::vector<std::string> parameter_names(const torch::nn::Module& module);
+std::vector<std::string> parameter_names(const std::function<std::shared_ptr<torch::nn::Module>()>& make);
 
 } // namespace trireme::pipeline

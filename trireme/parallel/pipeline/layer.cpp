@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <set>
 #include <string_view>
 
 namespace trireme::pipeline {
@@ -193,6 +194,11 @@ Layer& Layer::initialise(std::function<void(torch::nn::Module&)> initialise) {
   return *this;
 }
 
+Layer& Layer::freeze(std::function<bool(const std::string& parameter)> is_frozen) {
+  change().is_frozen = std::move(is_frozen);
+  return *this;
+}
+
 Layer::Recipe& Layer::change() {
   recipe_ = std::make_shared<Recipe>(*recipe_);
   return *recipe_;
@@ -218,6 +224,14 @@ BuiltLayer Layer::build() const {
     const c10::NoGradGuard no_grad;
     recipe_->initialise(*module);
   }
+  if (recipe_->is_frozen) {
+    std::set<const void*> seen; // a shared parameter has its first name
+    for (const auto& item : module->named_parameters()) {
+      if (seen.insert(item.value().unsafeGetTensorImpl()).second && recipe_->is_frozen(item.key())) {
+        item.value().set_requires_grad(false);
+      }
+    }
+  }
   return {module, recipe_->bind(module)};
 }
 
@@ -230,6 +244,19 @@ int64_t Layer::trainable_parameters() const {
     return 0;
   }
   return recipe_->lazy ? count_parameters(recipe_->make) : count_parameters(*recipe_->make());
+}
+
+std::vector<std::string> Layer::parameter_names() const {
+  if (!recipe_->make) {
+    return {};
+  }
+  return recipe_->lazy ? pipeline::parameter_names(recipe_->make) : pipeline::parameter_names(*recipe_->make());
+}
+
+std::vector<std::string> Layer::frozen_parameters() const {
+  std::vector<std::string> names = recipe_->is_frozen ? parameter_names() : std::vector<std::string>();
+  std::erase_if(names, [&](const std::string& name) { return !recipe_->is_frozen(name); });
+  return names;
 }
 
 // "(anonymous namespace)::Net<4>::BlockImpl" is a Block.

@@ -5,6 +5,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -47,6 +48,10 @@ class Layer {
   /// counted. Errors: InputError for a function layer.
   Layer& initialise(std::function<void(torch::nn::Module&)> initialise);
 
+  /// Sets which parameters, by their names in the module, build() makes require no gradient. They are counted as before
+  /// by partitions. frozen.h has this for the parameters of a list.
+  Layer& freeze(std::function<bool(const std::string& parameter)> is_frozen);
+
   const std::optional<std::string>& name() const { return recipe_->name; }
   /// The class name without namespaces, template arguments and "Impl": "Linear"; "function" for callables.
   const std::string& type() const { return recipe_->type; }
@@ -67,6 +72,10 @@ class Layer {
   /// Counts the elements of the parameters that require a gradient. A LayerSpec's module is freed and, if its
   /// constructor permits (see count_parameters.h), never allocated.
   int64_t trainable_parameters() const;
+  /// Names of the parameters in the module, in order; a shared one occurs once. Cost: as trainable_parameters().
+  std::vector<std::string> parameter_names() const;
+  /// Those that freeze() was told of.
+  std::vector<std::string> frozen_parameters() const;
 
  protected:
   struct Recipe {
@@ -77,6 +86,7 @@ class Layer {
     std::function<std::shared_ptr<torch::nn::Module>()> make = nullptr; // null: a function
     std::function<Forward(const std::shared_ptr<torch::nn::Module>&)> bind = nullptr;
     std::function<void(torch::nn::Module&)> initialise = nullptr;
+    std::function<bool(const std::string&)> is_frozen = nullptr;
   };
   explicit Layer(Recipe recipe) : recipe_(std::make_shared<Recipe>(std::move(recipe))) {}
 

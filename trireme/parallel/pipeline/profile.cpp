@@ -1,6 +1,7 @@
 #include <trireme/parallel/pipeline/profile.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/text.h>
 #include <trireme/memory/recompute/state.h>
 #include <trireme/parallel/pipeline/message.h>
 
@@ -113,7 +114,8 @@ LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_input
   std::map<std::string, Known> known;
   for (const Layer& layer : layers) {
     // Measures one of several blocks of the same class, size and input: they cost the same.
-    const std::string kind = concat(layer.type(), ' ', layer.trainable_parameters(), ' ', describe(tensors));
+    const std::string kind = concat(layer.type(), ' ', layer.trainable_parameters(), ' ', describe(tensors), ' ',
+                                    join(layer.frozen_parameters(), " "));
     if (const auto same = known.find(kind); layer.is_lazy() && !layer.tie() && same != known.end()) {
       profile.seconds.push_back(profile.seconds[same->second.layer]);
       profile.parameter_bytes.push_back(profile.parameter_bytes[same->second.layer]);

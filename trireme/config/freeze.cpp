@@ -1,0 +1,117 @@
+#include <trireme/config/freeze.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <regex>
+#include <utility>
+
+namespace trireme::config {
+namespace {
+
+using Expression = FreezeOptions::Expression;
+
+// libstdc++'s other way of matching takes exponential time for expressions such as (.*)*x.
+#ifdef __GLIBCXX__
+constexpr auto kSyntax = std::regex_constants::ECMAScript | std::regex_constants::__polynomial;
+#else
+constexpr auto kSyntax = std::regex_constants::ECMAScript;
+#endif
+
+[[noreturn]] void refuse_use(const Expression& expression, const std::regex_error& error) {
+  throw InputError("config",
+                   concat(expression.place, ": \"", printable(expression.text),
+                          "\" cannot be used as a regular expression: ", error.what()),
+                   "Write a simpler one, without references such as \\1.");
+}
+
+std::vector<bool> matches_of(const Expression& expression, const std::vector<std::string>& names) {
+  std::vector<bool> found;
+  try {
+    const std::regex regex(expression.text, kSyntax);
+    for (const std::string& name : names) {
+      found.push_back(std::regex_search(name, regex));
+    }
+  } catch (const std::regex_error& error) {
+    refuse_use(expression, error);
+  }
+  return found;
+}
+
+// The letters, digits and dots of an expression.
+std::string plain_part(const std::string& expression) {
+  constexpr size_t kMost = 100;
+  std::string plain;
+  std::copy_if(expression.begin(), expression.begin() + static_cast<int64_t>(std::min(expression.size(), kMost)),
+               std::back_inserter(plain), [](char c) {
+                 return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+                        c == '_';
+               });
+  return plain;
+}
+
+// Edits that turn the text into the nearest part of the name (Sellers 1980, Journal of Algorithms 1).
+size_t distance_within(const std::string& text, const std::string& name) {
+  std::vector<size_t> row(name.size() + 1, 0);
+  for (size_t i = 1; i <= text.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= name.size(); ++j) {
+      const size_t replaced = diagonal + (text[i - 1] == name[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return *std::min_element(row.begin(), row.end());
+}
+
+std::string nearest_names(const std::string& expression, const std::vector<std::string>& names) {
+  constexpr size_t kShown = 3;
+  const std::string text = plain_part(expression);
+  std::vector<std::pair<size_t, size_t>> nearest; // distance, place
+  for (size_t i = 0; i < names.size(); ++i) {
+    nearest.emplace_back(distance_within(text, names[i]), i);
+  }
+  const size_t count = std::min(kShown, nearest.size());
+  std::partial_sort(nearest.begin(), nearest.begin() + static_cast<int64_t>(count), nearest.end());
+  std::vector<std::string> shown;
+  for (size_t i = 0; i < count; ++i) {
+    shown.push_back(printable(names[nearest[i].second]));
+  }
+  return join(shown, ", ");
+}
+
+} // namespace
+
+std::vector<bool> frozen_among(const FreezeOptions& options, const std::vector<std::string>& names) {
+  std::vector<bool> frozen(names.size(), false);
+  for (const Expression& expression : options.expressions) {
+    const std::vector<bool> matches = matches_of(expression, names);
+    std::transform(matches.begin(), matches.end(), frozen.begin(), frozen.begin(), std::logical_or<>());
+  }
+  return frozen;
+}
+
+std::vector<bool> frozen_of_all(const FreezeOptions& options, const std::vector<std::string>& names) {
+  for (const Expression& expression : options.expressions) {
+    const std::vector<bool> matches = matches_of(expression, names);
+    if (std::find(matches.begin(), matches.end(), true) == matches.end()) {
+      throw InputError(
+          "config",
+          concat(expression.place, ": \"", printable(expression.text), "\" matches no parameter of the model"),
+          concat("The nearest names are: ", nearest_names(expression.text, names), '.'));
+    }
+  }
+  std::vector<bool> frozen = frozen_among(options, names);
+  if (options.on() && std::find(frozen.begin(), frozen.end(), false) == frozen.end()) {
+    throw InputError("config",
+                     concat(options.expressions.front().place, ": the expressions match all ", names.size(),
+                            " parameters of the model, so nothing is left to train"),
+                     "Remove one of them, or make it match fewer names.");
+  }
+  return frozen;
+}
+
+} // namespace trireme::config
