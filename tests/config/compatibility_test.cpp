@@ -151,6 +151,7 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"seed_layers or activation_checkpoint_interval", engine("pipeline", R"({"seed_layers": true})")},
     {"training.sample", {{R"({"training": {"sample": {"prompt": "a"}}})"}}},
     {"training.export", {{R"({"training": {"export": "folder"}})"}}},
+    {"training.freeze", {{R"({"training": {"freeze": "wte"}})"}}},
     {"no data.tokenizer", {{R"({"model": {"vocab_size": 300}, "data": {"type": "tokens"}})"}}},
     {"training.eval_every", {{R"({"training": {"eval_every": 5}})"}}},
     {"no validation data", {}},

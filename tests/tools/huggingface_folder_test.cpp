@@ -40,8 +40,10 @@ class HuggingFaceFolderTest : public testing::Test {
     });
     std::istringstream lines(read_file(folder / "curves"));
     std::string name;
+    const std::string of_frozen = "frozen/";
     for (Step step; lines >> name >> step.loss >> step.norm;) {
-      expected[name].push_back(step);
+      const bool is_frozen = name.starts_with(of_frozen);
+      (is_frozen ? frozen : expected)[is_frozen ? name.substr(of_frozen.size()) : name].push_back(step);
     }
   }
   static Finished python(const std::string& arguments) {
@@ -71,16 +73,17 @@ class HuggingFaceFolderTest : public testing::Test {
     const bool splits_heads = layout.find("tensor=2") != std::string_view::npos;
     return name == "llama_odd" && splits_heads ? "the 3 heads of keys and values" : "";
   }
-  static void expect_curve(const std::string& name) {
+  static void expect_curve(const std::string& name) { expect_curve(expected[name]); }
+  static void expect_curve(const std::vector<Step>& curve) {
     std::ifstream metrics(folder / "out/metrics.jsonl");
     std::string line;
     size_t i = 0;
     for (; std::getline(metrics, line); ++i) {
-      ASSERT_LT(i, expected[name].size());
+      ASSERT_LT(i, curve.size());
       const auto step = nlohmann::json::parse(line);
-      EXPECT_NEAR(step.at("loss").get<double>(), expected[name][i].loss, 1e-4 * expected[name][i].loss)
+      EXPECT_NEAR(step.at("loss").get<double>(), curve[i].loss, 1e-4 * curve[i].loss)
           << "step " << i + 1;
-      EXPECT_NEAR(step.at("grad_norm").get<double>(), expected[name][i].norm, 1e-3 * expected[name][i].norm)
+      EXPECT_NEAR(step.at("grad_norm").get<double>(), curve[i].norm, 1e-3 * curve[i].norm)
           << "step " << i + 1;
     }
     EXPECT_EQ(i, kSteps);
@@ -100,6 +103,7 @@ class HuggingFaceFolderTest : public testing::Test {
 
   static inline fs::path folder;
   static inline std::map<std::string, std::vector<Step>> expected;
+  static inline std::map<std::string, std::vector<Step>> frozen; // FROZEN of the script
 };
 
 TEST_F(HuggingFaceFolderTest, EveryArchitectureTrainsAndComesBack) {
@@ -135,6 +139,23 @@ TEST_F(HuggingFaceFolderTest, EveryLayoutIsTheSameTraining) {
       ASSERT_EQ(run.status, 0) << run.output;
       expect_curve(name);
     }
+  }
+}
+
+TEST_F(HuggingFaceFolderTest, FrozenParametersAreThoseOfPyTorch) {
+  ASSERT_EQ(frozen.size(), 2u);
+  for (const auto& [name, layout] :
+       {std::pair("gpt2", "-n 1"),
+        {"llama_tied", "-n 2 --set engine.zero_optimization.stage=3 "
+                       "--set engine.zero_optimization.stage3_param_persistence_threshold=0"},
+        {"llama_tied", "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4"}}) {
+    SCOPED_TRACE(concat(name, ' ', layout));
+    const bool is_gpt2 = std::string_view(name) == "gpt2";
+    const Finished run = train(name, concat(layout, R"( --set "training.freeze=)",
+                                            is_gpt2 ? R"(wpe|h\.0\.|h\.1\.mlp)" : R"(layers\.0\.|embed_tokens)", "\""));
+    ASSERT_EQ(run.status, 0) << run.output;
+    EXPECT_THAT(run.output, HasSubstr(" trained; "));
+    expect_curve(frozen[name]);
   }
 }
 

@@ -1,6 +1,7 @@
 """Models of Llama's family and GPT-2 with random weights in folders of Hugging Face's transformers, trained by plain PyTorch.
 Usage: reference_folder.py make OUT STEPS      OUT/NAME (config.json, weights, tokenizer files), OUT/NAME.tokens; a line a
-                                               step: NAME loss gradient-norm
+                                               step: NAME loss gradient-norm; of FROZEN also frozen/NAME, trained without
+                                               the parameters that an expression matches
        reference_folder.py open OUT            opens OUT/NAME-exported, a line a model: NAME and the largest difference of
                                                its logits from those of what this script trained, OUT/NAME-trained
        reference_folder.py same OUT NAME F...  the same for each folder OUT/F
@@ -8,6 +9,7 @@ Usage: reference_folder.py make OUT STEPS      OUT/NAME (config.json, weights, t
                                                transformers generates greedily after it with what this script trained
 Runs of Trireme read the same tokens in the same order (design: shuffle false)."""
 import os
+import re
 import sys
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -20,6 +22,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 torch.set_num_threads(1)
 BATCH, LENGTH = 8, 16
+FROZEN = {"llama_tied": r"layers\.0\.|embed_tokens", "gpt2": r"wpe|h\.0\.|h\.1\.mlp"}
 
 
 def made(name):
@@ -40,6 +43,21 @@ def loss_of(model, rows):
     return F.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
+def train(model, tokens, steps, label, frozen=None):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(frozen is None or not re.search(frozen, name))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    model.train()
+    for step in range(steps):
+        loss = loss_of(model, rows_of(tokens, step))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        print(label, repr(loss.item()), repr(norm.item()))
+
+
 def make(out, steps):
     for name in ["gpt2", *MODELS]:
         model = made(name).float()
@@ -48,16 +66,10 @@ def make(out, steps):
         tokens = np.cumsum(np.arange(1, 6001) % 7 + np.arange(6000) // 997) % size
         tokens.astype("<u2").tofile(f"{out}/{name}.tokens")
         tokens = torch.from_numpy(tokens.astype("int64"))
-        model.train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
-        for step in range(steps):
-            loss = loss_of(model, rows_of(tokens, step))
-            optimizer.zero_grad()
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            print(name, repr(loss.item()), repr(norm.item()))
+        train(model, tokens, steps, name)
         model.save_pretrained(f"{out}/{name}-trained")
+        if name in FROZEN:
+            train(made(name).float(), tokens, steps, f"frozen/{name}", FROZEN[name])
 
 
 def opened(folder, tokens):

@@ -346,6 +346,7 @@ std::vector<KeyObserver> run_keys() {
        2},
       {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},
       {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
+      {"training", "", "freeze", json::array(), "transformer.wte", training},
       {"training", "", "export", nullptr, (folder() / "exported").string(), exported},
       {"training", "", "steps", 2, 3, training},
       {"training", "", "seed", 1234, 7, training},

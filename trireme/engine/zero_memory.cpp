@@ -42,10 +42,8 @@ class Described {
       }
       const auto found = unit_of_.find(parameter.unsafeGetTensorImpl());
       const int64_t own = found == unit_of_.end() ? kNoUnit : found->second;
-      add(parameter.requires_grad() ? trained : frozen,
-          parameter.requires_grad() ? layers_of_trained_ : layers_of_frozen_, own, item.key(), parameter);
+      add(own, item.key(), parameter);
       built_bytes += parameter.numel() * static_cast<int64_t>(parameter.element_size());
-      parameters += parameter.numel();
       if (own != kNoUnit) {
         unit_sizes_[own] += parameter.numel();
       }
@@ -59,9 +57,7 @@ class Described {
     return most;
   }
 
-  estimate::Model trained;
-  estimate::Model frozen;
-  int64_t parameters = 0;
+  estimate::Model model;
   int64_t built_bytes = 0; // of the model as built
 
  private:
@@ -71,26 +67,25 @@ class Described {
     }
     ++units_;
   }
-  static void add(estimate::Model& model, std::map<int64_t, size_t>& layers, int64_t unit, const std::string& name,
-                  const at::Tensor& parameter) {
+  void add(int64_t unit, const std::string& name, const at::Tensor& parameter) {
     const bool goes_on =
-        unit == kNoUnit ? !model.layers.empty() && !model.layers.back().is_unit : layers.count(unit) > 0;
+        unit == kNoUnit ? !model.layers.empty() && !model.layers.back().is_unit : layers_of_units_.count(unit) > 0;
     if (!goes_on) {
       model.layers.push_back({.name = name, .type = "", .is_unit = unit != kNoUnit});
-      layers[unit] = model.layers.size() - 1;
+      layers_of_units_[unit] = model.layers.size() - 1;
     }
-    estimate::Layer& layer = model.layers[unit == kNoUnit ? model.layers.size() - 1 : layers.at(unit)];
+    estimate::Layer& layer = model.layers[unit == kNoUnit ? model.layers.size() - 1 : layers_of_units_.at(unit)];
     layer.parameters.push_back(
         {.name = name,
          .numel = parameter.numel(),
          .whole = false,
-         .columns = parameter.dim() > 1 ? parameter.numel() / std::max<int64_t>(1, parameter.size(0)) : 0});
+         .columns = parameter.dim() > 1 ? parameter.numel() / std::max<int64_t>(1, parameter.size(0)) : 0,
+         .trained = parameter.requires_grad()});
   }
 
   int64_t units_ = 0;
   std::map<const void*, int64_t> unit_of_;
-  std::map<int64_t, size_t> layers_of_trained_;
-  std::map<int64_t, size_t> layers_of_frozen_;
+  std::map<int64_t, size_t> layers_of_units_;
   std::map<int64_t, int64_t> unit_sizes_;
 };
 
@@ -112,50 +107,36 @@ estimate::Run run_of(const estimate::Model& model, int zero_stage, int64_t ranks
   return run;
 }
 
-ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroMemoryOptions& options, Place states,
+ZeroMemory::Row row_of(const Described& described, const ZeroMemory& of, const ZeroMemoryOptions& options, Place states,
                        Place parameters, bool zero_init) {
   ZeroMemory::Row row{.states = states, .parameters = parameters, .zero_init = zero_init};
-  const int64_t ranks = of.ranks_per_host * of.hosts;
-  int64_t on_host = 0; // of one rank
-  int64_t in_files = 0;
-  for (const auto* const part : {&model.trained, &model.frozen}) {
-    if (part->layers.empty()) {
-      continue;
-    }
-    const bool is_trained = part == &model.trained;
-    const estimate::Run run =
-        run_of(*part, of.zero_stage, ranks, options, is_trained ? states : Place::device, parameters);
-    const estimate::StageLayouts layouts(run);
-    const estimate::StageMemory memory = estimate::memory_of(layouts).front();
-    const estimate::StageMoves moves = estimate::moves_of(layouts).front();
-    row.parameter_bytes += memory.item(Category::parameters).bytes;
-    if (is_trained) {
-      row.gradient_bytes += memory.item(Category::gradients).bytes;
-      row.state_bytes += memory.item(Category::optimizer_states).bytes;
-      row.master_bytes += memory.item(Category::masters).bytes;
-      row.buffer_bytes +=
-          memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes;
-      estimate::Run noted = run;
-      if (parameters != Place::device && model.largest_unit() == 0) {
-        noted.offload.parameters.place = Place::device;
-        row.notes.push_back(
-            "offload_param moves nothing: no module is zero::Sharded. Make large ones zero::Sharded, or the model a "
-            "list "
-            "of layers");
-      }
-      for (std::string& note : estimate::what_stays(noted, estimate::elsewhere_of(noted, layouts.of(0)))) {
-        row.notes.push_back(std::move(note));
-      }
-    }
-    on_host += moves.host_bytes();
-    in_files += moves.disk_bytes();
-    row.start_bytes += memory.start - memory.always_on_host();
+  const estimate::Run run =
+      run_of(described.model, of.zero_stage, of.ranks_per_host * of.hosts, options, states, parameters);
+  const estimate::StageLayouts layouts(run);
+  const estimate::StageMemory memory = estimate::memory_of(layouts).front();
+  const estimate::StageMoves moves = estimate::moves_of(layouts).front();
+  row.parameter_bytes = memory.item(Category::parameters).bytes;
+  row.gradient_bytes = memory.item(Category::gradients).bytes;
+  row.state_bytes = memory.item(Category::optimizer_states).bytes;
+  row.master_bytes = memory.item(Category::masters).bytes;
+  row.buffer_bytes = memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes;
+  row.start_bytes = memory.start - memory.always_on_host();
+  estimate::Run noted = run;
+  if (parameters != Place::device && described.largest_unit() == 0) {
+    noted.offload.parameters.place = Place::device;
+    row.notes.push_back(
+        "offload_param moves nothing: no module is zero::Sharded. Make large ones zero::Sharded, or the model a list "
+        "of layers");
+  }
+  for (std::string& note :
+       estimate::what_stays(noted, estimate::elsewhere_of(noted, {&layouts.of(0)}, {&layouts.frozen(0)}))) {
+    row.notes.push_back(std::move(note));
   }
   const bool whole_at_start = of.zero_stage < 3 || !zero_init; // as the program has built it
-  const int64_t built = whole_at_start ? model.built_bytes : 0;
-  const int64_t of_rank = of.on_gpu ? std::max(on_host, built) : std::max(row.peak_bytes(), built);
+  const int64_t built = whole_at_start ? described.built_bytes : 0;
+  const int64_t of_rank = of.on_gpu ? std::max(moves.host_bytes(), built) : std::max(row.peak_bytes(), built);
   row.host_bytes = of.ranks_per_host * of_rank;
-  row.file_bytes = of.ranks_per_host * in_files;
+  row.file_bytes = of.ranks_per_host * moves.disk_bytes();
   return row;
 }
 
@@ -169,8 +150,8 @@ ZeroMemory estimate_memory(torch::nn::Module& model, int zero_stage, int64_t ran
   }
   const Described described(model);
   ZeroMemory out{.zero_stage = zero_stage, .ranks_per_host = ranks_per_host, .hosts = hosts, .on_gpu = options.on_gpu};
-  out.parameters = described.parameters;
-  out.trained = described.trained.parameters();
+  out.parameters = described.model.parameters();
+  out.trained = described.model.trained_parameters();
   out.largest_unit = described.largest_unit();
   struct Places {
     Place states;

@@ -28,7 +28,7 @@ constexpr int64_t kTokenBytes = 8;
 constexpr int64_t kStoredTokenBytes = 2;
 constexpr int64_t kFloatBytes = 4;
 
-estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_size, bool layer_list) {
+estimate::Model trained_model_of(const RunConfig& run, int64_t samples, int64_t vocab_size, bool layer_list) {
   estimate::Conditions conditions;
   conditions.samples = samples;
   conditions.type = run.engine.precision.compute;
@@ -65,6 +65,47 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
     return estimate::bert(bert, run.data.sequence_length, conditions);
   }
   return estimate::transformer(model, conditions);
+}
+
+// The same with what "training.freeze" matches marked. A program's description may have other names than its model,
+// which the ranks ask.
+estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_size, bool layer_list) {
+  estimate::Model model = trained_model_of(run, samples, vocab_size, layer_list);
+  if (!run.training.freeze.on()) {
+    return model;
+  }
+  std::vector<estimate::Parameter*> parameters;
+  std::vector<std::string> names;
+  for (estimate::Layer& layer : model.layers) {
+    for (estimate::Parameter& parameter : layer.parameters) {
+      parameters.push_back(&parameter);
+      names.push_back(concat(layer.name, '.', parameter.name));
+    }
+  }
+  const std::vector<bool> frozen = run.model.kind == ModelConfig::Kind::of_program
+                                       ? config::frozen_among(run.training.freeze, names)
+                                       : config::frozen_of_all(run.training.freeze, names);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i]->trained = !frozen[i];
+  }
+  return model;
+}
+
+void count_parameters(const RunConfig& run, int64_t vocab_size, RunEstimate& out) {
+  estimate::Model whole;
+  if (out.run.tensor_ranks > 1) {
+    RunConfig one = run;
+    one.parallel.tensor = one.parallel.context = 1;
+    whole = model_of(one, 1, vocab_size, out.run.layer_list);
+  }
+  const estimate::Model& model = out.run.tensor_ranks > 1 ? whole : out.run.model;
+  out.parameters = model.parameters();
+  out.trained = model.trained_parameters();
+  if (run.training.freeze.on() && out.trained == out.parameters) {
+    out.notes.push_back(
+        "training.freeze matches no name in the program's description of its model (ModelType::describe): everything "
+        "is counted as trained");
+  }
 }
 
 void note_compression(const EngineConfig& engine, RunEstimate& out) {
@@ -148,7 +189,9 @@ void note_offload(RunEstimate& out) {
   }
   estimate::Elsewhere most; // of the stage that has most
   for (int64_t stage = 0; stage < e.stages; ++stage) {
-    const estimate::Elsewhere there = estimate::elsewhere_of(e, estimate::layout_of(e, stage));
+    const bucket::FlatLayout trained = estimate::layout_of(e, stage);
+    const bucket::FlatLayout frozen = estimate::frozen_layout_of(e, stage);
+    const estimate::Elsewhere there = estimate::elsewhere_of(e, {&trained}, {&frozen});
     if (there.elements + there.parameters >= most.elements + most.parameters) {
       most = there;
     }
@@ -274,6 +317,7 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.micro_batch = batch.micro;
   e.accumulation = batch.accumulation;
   e.model = model_of(run, batch.micro, vocab_size, e.layer_list);
+  count_parameters(run, vocab_size, out);
   set_offload(run, out);
   set_pipeline(run, out);
 

@@ -12,6 +12,9 @@ namespace trireme::plan {
 /// A run for its memory estimate, and the assumptions that replace what the run file leaves open.
 struct RunEstimate {
   estimate::Run run;
+  /// Elements of the whole model and of its trained parameters; run.model is a tensor rank's.
+  int64_t parameters = 0;
+  int64_t trained = 0;
   std::vector<std::string> notes;
 };
 

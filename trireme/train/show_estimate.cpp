@@ -43,18 +43,9 @@ struct Shown {
   }
   estimate::MemoryAtHand at_hand;
   std::optional<MeasuredRun> measured;
+  int64_t parameters = 0; ///< of the whole model
+  int64_t trained = 0;
 
-  /// Parameters of the full model; run.model is one tensor rank's.
-  int64_t parameters() const {
-    if (run.tensor_ranks == 1) {
-      return run.model.parameters();
-    }
-    if (config.model.kind == config::ModelConfig::Kind::bert) {
-      return estimate::bert(config.model.bert, config.data.sequence_length, {}).parameters();
-    }
-    return config.model.is_language() ? estimate::transformer(config.model.shape(), {}).parameters()
-                                      : config.model.describe({}).parameters();
-  }
   bool is_gpt() const {
     return config.model.kind == config::ModelConfig::Kind::gpt; // the textbook's formulas are a GPT's
   }
@@ -156,7 +147,8 @@ ordered_json as_json(const Shown& shown) {
                          {"offload_param", offload::word(run.offload.parameters.place)},
                          {"micro_batch", run.micro_batch},
                          {"accumulation", run.accumulation},
-                         {"parameters", shown.parameters()}};
+                         {"parameters", shown.parameters},
+                         {"trained_parameters", shown.trained}};
   object["by_stage"] = ordered_json::array();
   for (const StageMemory& memory : shown.memory) {
     object["by_stage"].push_back(stage_json(shown, memory));
@@ -233,7 +225,8 @@ std::string spoken(std::string name) {
 
 void print_heading(const Shown& shown) {
   const estimate::Run& run = shown.run;
-  std::cout << concat(format_count(shown.parameters()), " parameters, ", shown.ranks,
+  std::cout << concat(format_count(shown.parameters), " parameters, ",
+                      shown.trained < shown.parameters ? concat(format_count(shown.trained), " trained, ") : "", shown.ranks,
                       shown.ranks == 1 ? " rank" : " ranks");
   if (run.stages * run.context_ranks * run.tensor_ranks > 1) {
     std::cout << concat(" = ", run.stages, run.stages == 1 ? " stage x " : " stages x ", run.data_ranks,
@@ -303,7 +296,8 @@ void print_memory(const Shown& shown) {
   print(rows, 1, columns.size());
   std::cout << concat("P ", largest.parameters, " parameters",
                       shown.run.stages > 1 ? concat(" of stage ", largest.stage) : "", ", F ", largest.flat,
-                      " with the gaps of the flat buffer, N ", shown.run.gradient_ranks(), " data-parallel ranks\n\n");
+                      " with the gaps of the flat buffer",
+                      largest.frozen > 0 ? concat(", Z ", largest.frozen, " frozen") : "", ", N ", shown.run.gradient_ranks(), " data-parallel ranks\n\n");
 }
 
 void print_traffic(const Shown& shown, const std::vector<StageTraffic>& of, const char* title) {
@@ -385,6 +379,8 @@ int show_estimate(const EstimateCommand& command, const Program& program) {
   shown.ranks = ranks_of(shown.config, command.run_file.string(), command.ranks);
   plan::RunEstimate described = describe_run(shown.config, shown.ranks);
   shown.run = std::move(described.run);
+  shown.parameters = described.parameters;
+  shown.trained = described.trained;
   shown.notes = shown.config.notes;
   shown.notes.insert(shown.notes.end(), described.notes.begin(), described.notes.end());
   shown.memory = estimate::memory_of(shown.run);

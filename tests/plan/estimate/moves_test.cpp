@@ -186,7 +186,7 @@ TEST(MovesTest, ShardsComeToADeviceThatHasTheirStates) {
     EXPECT_EQ(bytes_in(memory, Category::gradients), 2 * memory.flat / 2);
     EXPECT_EQ(bytes_in(memory, Category::optimizer_states), 8 * memory.flat / 2);
     EXPECT_EQ(bytes_in(memory, Category::masters), 4 * memory.flat / 2);
-    EXPECT_EQ(bytes_in(memory, Category::offload_buffers), 2 * largest_buckets(layout, 3, true) / 2)
+    EXPECT_EQ(bytes_in(memory, Category::offload_buffers), 2 * largest_units({&layout}, 3) / 2)
         << "one comes, one is stepped, one returns";
     EXPECT_EQ(named(moves.on_host, "parameters"), place == Place::host ? 2 * each : 0);
     EXPECT_EQ(

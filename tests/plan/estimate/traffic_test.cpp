@@ -2,6 +2,7 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/models/gpt.h>
 #include <trireme/models/gpt_layers.h>
+#include <trireme/parallel/pipeline/frozen.h>
 #include <trireme/plan/estimate/traffic.h>
 #include <trireme/plan/run_estimate.h>
 
@@ -11,6 +12,7 @@
 #include <torch/utils.h>
 
 #include <map>
+#include <utility>
 
 namespace trireme::estimate {
 namespace {
@@ -207,6 +209,29 @@ std::vector<Case> split_cases() {
   return all;
 }
 
+// Frozen parameters: some of each block, or all up to a block, which then have no backward.
+std::vector<Case> frozen_cases() {
+  std::vector<Case> all;
+  const std::string low = "engine.zero_optimization.stage3_param_persistence_threshold=100";
+  const std::string three = "engine.zero_optimization.stage=3";
+  const std::string lower = R"(training.freeze=["wte", "wpe", "h\.[01]\."])";
+  for (const std::string& freeze : {lower, std::string("training.freeze=attn|mlp.c_proj"),
+                                    std::string("training.freeze=^(?!transformer.h.3)")}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      all.push_back({2, {freeze, low, concat("engine.zero_optimization.stage=", stage)}});
+    }
+    all.push_back({2, {freeze, "parallel.pipe=2", "engine.gradient_accumulation_steps=4"}});
+    all.push_back({4, {freeze, "parallel.pipe=2", three, low, "engine.gradient_accumulation_steps=4"}});
+  }
+  all.push_back({2,
+                 {lower, three, low, "engine.pipeline.activation_checkpoint_interval=2",
+                  "engine.gradient_accumulation_steps=2", "engine.bf16.enabled=true"}});
+  all.push_back({4, {lower, three, low, "parallel.tensor=2", "parallel.sequence_parallel=true"}});
+  all.push_back({2, {lower, "parallel.tensor=2", "engine.pipeline.activation_checkpoint_interval=1"}});
+  all.push_back({2, {lower, "parallel.context=2"}});
+  return all;
+}
+
 // The run as this tensor rank sees it: of a vocabulary that is divided unevenly the first has most, which is what
 // describe() says.
 Run on_tensor_rank(const config::RunConfig& config, int ranks, int tensor_rank) {
@@ -220,7 +245,12 @@ Run on_tensor_rank(const config::RunConfig& config, int ranks, int tensor_rank) 
   conditions.context_ranks = run.context_ranks;
   conditions.context_kind = config.parallel.context_kind;
   conditions.sequence_parallel = run.sequence_parallel;
-  run.model = gpt(config.model.gpt, conditions);
+  const Model described = std::exchange(run.model, gpt(config.model.gpt, conditions));
+  for (size_t i = 0; i < described.layers.size(); ++i) { // with what is frozen
+    for (size_t p = 0; p < described.layers[i].parameters.size(); ++p) {
+      run.model.layers[i].parameters[p].trained = described.layers[i].parameters[p].trained;
+    }
+  }
   return run;
 }
 
@@ -257,11 +287,16 @@ engine::Initialized engine_of(comm::World& world, const config::RunConfig& run, 
   options.training_data = std::make_shared<Tokens>(run.model.gpt);
   options.mesh = mesh;
   options.sequence_parallel = run.parallel.sequence_parallel;
+  const auto is_frozen = [&](const std::string& name) { return frozen_among(run.training.freeze, {name})[0]; };
   if (run.builds_layers()) {
-    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt, ranks),
-                                                                  models::gpt_loss(run.model.gpt, ranks), run.pipeline);
+    options.pipeline =
+        std::make_shared<pipeline::PipelineModule>(pipeline::frozen(models::gpt_layers(run.model.gpt, ranks), is_frozen),
+                                                   models::gpt_loss(run.model.gpt, ranks), run.pipeline);
   } else {
     models::Gpt gpt_module(run.model.gpt, ranks);
+    for (const auto& item : gpt_module->named_parameters()) {
+      item.value().set_requires_grad(!is_frozen(item.key()));
+    }
     options.model = gpt_module.ptr();
     options.loss = [gpt_module](const data::Batch& batch) mutable {
       return gpt_module->loss(batch.input(), batch.target());
@@ -425,6 +460,8 @@ TEST_P(CountedCompressedBytes, AreTheFormulas) {
 INSTANTIATE_TEST_SUITE_P(All, AveragedBytes, testing::ValuesIn(averaging_cases()),
                          [](const auto& info) { return concat(info.index); });
 INSTANTIATE_TEST_SUITE_P(All, CountedCompressedBytes, testing::ValuesIn(compressed_cases()),
+                         [](const auto& info) { return concat(info.index); });
+INSTANTIATE_TEST_SUITE_P(Frozen, CountedBytes, testing::ValuesIn(frozen_cases()),
                          [](const auto& info) { return concat(info.index); });
 INSTANTIATE_TEST_SUITE_P(Split, CountedBytes, testing::ValuesIn(split_cases()),
                          [](const auto& info) { return concat(info.index); });

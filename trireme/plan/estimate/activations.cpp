@@ -37,6 +37,7 @@ struct Treatment {
   std::vector<bool> is_part; // called as a part: memory/activations/activations.h
   std::vector<PartWay> ways;
   std::vector<int64_t> shared; // bytes of its input, if tensor ranks share it
+  int64_t first_trained = 0;   // layers before it have no backward
 };
 
 // Number of layers that share a policy as one group.
@@ -74,13 +75,15 @@ Treatment treatment_of(const Run& run) {
   const activations::Options& options = run.activations;
   const PartWay own = run.recompute_interval > 0 ? PartWay::recompute : PartWay::keep;
   Treatment out;
+  out.first_trained = run.model.first_trained();
   int64_t parts = 0; // in the order of forward
   for (int64_t i = 0; i < std::ssize(run.model.layers); ++i) {
     const Layer& layer = run.model.layers[i];
     const bool matches = options.layers.empty() || is_named(options.layers, layer.type);
-    // Inputs of the first layer need no gradient, so only a recomputed group begins with it.
-    const bool is_part = matches && (run.layer_list ? i > 0 || run.recompute_interval > 0
-                                                    : layer.is_unit && layer.type.find("Block") != std::string::npos);
+    // Inputs of the first trained layer need no gradient, so only a recomputed group begins with it.
+    const bool has_gradients = i > out.first_trained || (run.layer_list && run.recompute_interval > 0);
+    const bool is_part = matches && has_gradients &&
+                         (run.layer_list || (layer.is_unit && layer.type.find("Block") != std::string::npos));
     PartWay way = own;
     const auto place = static_cast<size_t>(run.layer_list ? i : parts);
     if (is_part && !options.automatic && (options.choices.empty() || place < options.choices.size())) {
@@ -121,7 +124,15 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
     int64_t group = 0;
     int64_t working = 0;
-    for (int64_t i = first; i < std::min<int64_t>(first + step, std::ssize(layers)); ++i) {
+    const int64_t end = std::min<int64_t>(first + step, std::ssize(layers));
+    if (layers[end - 1] < treatment.first_trained) { // only forward: what a layer keeps is freed as it goes
+      for (int64_t i = first; i < end; ++i) {
+        most = std::max(most, kept.always + run.model.layers[layers[i]].kept);
+      }
+      moved_before = 0;
+      continue;
+    }
+    for (int64_t i = first; i < end; ++i) {
       const Layer& layer = run.model.layers[layers[i]];
       group += layer.kept;
       working = std::max(working, layer.working + (i + 1 < std::ssize(layers) ? held : 0));
@@ -192,7 +203,8 @@ Leaving leaving_of(const Run& run, const Treatment& treatment, const std::vector
   const int64_t step = group_size(run);
   Leaving out;
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
-    if (!treatment.is_part[layers[first]]) {
+    if (!treatment.is_part[layers[first]] ||
+        layers[std::min<int64_t>(first + step, std::ssize(layers)) - 1] < treatment.first_trained) {
       continue;
     }
     int64_t kept = 0;

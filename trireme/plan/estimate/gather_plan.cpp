@@ -20,8 +20,12 @@ struct Phase {
 // Lists the units that a stage enters.
 class Visits {
  public:
-  Visits(const Run& run, int64_t stage, const bucket::FlatLayout& layout)
-      : run_(run), stage_(stage), units_(units_of(run, stage, layout)), chunks_(layers_of(run, stage)) {}
+  Visits(const Run& run, int64_t stage, const std::vector<const bucket::FlatLayout*>& layouts)
+      : run_(run),
+        stage_(stage),
+        first_trained_(run.model.first_trained()),
+        units_(units_of(run, stage, layouts)),
+        chunks_(layers_of(run, stage)) {}
 
   std::vector<Phase> of(const std::vector<Run::Phase>& program) {
     std::vector<Phase> phases;
@@ -56,17 +60,18 @@ class Visits {
   void forward(const std::vector<int64_t>& layers) {
     std::for_each(layers.begin(), layers.end(), [&](int64_t layer) { enter(layer); });
   }
-  // Each recomputed group of layers runs forward again.
+  // Each recomputed group of layers runs forward again. Layers before the first trained one have no backward.
   void backward(const std::vector<int64_t>& layers) {
     const int64_t count = std::ssize(layers);
     const int64_t interval = run_.recompute_interval > 0 ? run_.recompute_interval : std::max<int64_t>(1, count);
     for (int64_t group = (count - 1) / interval; group >= 0 && count > 0; --group) {
       const int64_t begin = group * interval;
       const int64_t end = std::min(begin + interval, count);
-      for (int64_t i = begin; run_.recompute_interval > 0 && i < end; ++i) {
+      const bool again = run_.recompute_interval > 0 && layers[end - 1] >= first_trained_;
+      for (int64_t i = begin; again && i < end; ++i) {
         enter(layers[i]);
       }
-      for (int64_t i = end - 1; i >= begin; --i) {
+      for (int64_t i = end - 1; i >= begin && layers[i] >= first_trained_; --i) {
         if (run_.model.layers[layers[i]].reads_parameters_in_backward) {
           enter(layers[i]);
         }
@@ -76,6 +81,7 @@ class Visits {
 
   const Run& run_;
   int64_t stage_;
+  int64_t first_trained_;
   std::vector<int64_t> units_; // by layer
   std::vector<std::vector<int64_t>> chunks_;
   std::vector<int64_t> visits_;
@@ -156,16 +162,19 @@ int64_t GatherPlan::elements(const bucket::FlatLayout& layout) const {
   return sum;
 }
 
-GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
+GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& trained,
+                       const bucket::FlatLayout& frozen) {
   zero::GatherRule rule{.sizes = std::vector<int64_t>(run.model.layers.size(), 0), .ahead = run.zero.prefetch_elements};
-  for (const bucket::TensorInfo& tensor : layout.tensors()) { // without the gaps of flat buffers
-    if (tensor.unit != bucket::TensorInfo::kNoUnit) {
-      rule.sizes[tensor.unit] += tensor.numel();
+  for (const bucket::FlatLayout* const layout : {&trained, &frozen}) {
+    for (const bucket::TensorInfo& tensor : layout->tensors()) { // without the gaps of flat buffers
+      if (tensor.unit != bucket::TensorInfo::kNoUnit) {
+        rule.sizes[tensor.unit] += tensor.numel();
+      }
     }
   }
   const int64_t of_units = std::accumulate(rule.sizes.begin(), rule.sizes.end(), int64_t{0});
   rule.keep = run.zero.live_elements(of_units, run.stages);
-  Visits visits(run, stage, layout);
+  Visits visits(run, stage, {&trained, &frozen});
   const auto of = [&](const std::vector<Run::Phase>& program) { return Walk(rule, visits.of(program)).run(); };
   if (run.programs.empty()) {
     const Run::Phase micro_batches{{{Op::forward, 0}, {Op::backward, 0}}, run.accumulation};

@@ -16,12 +16,14 @@ struct GatherPlan {
   /// Largest number of parameter elements gathered at a time.
   int64_t most_live = 0;
 
-  /// Elements gathered per step, with the sizes of this layout: layout_of(run, stage), or one of its two parts.
+  /// Elements gathered per step, with the sizes of this layout: layout_of(run, stage), one of its two parts, or
+  /// frozen_layout_of(run, stage).
   int64_t elements(const bucket::FlatLayout& layout) const;
 };
 
-/// Computes the plan of a rank of `stage`, whose layout is layout_of(run, stage). Cost: proportional to the phases of
-/// its program, not to their repetitions.
-GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& layout);
+/// Computes the plan of a rank of `stage`, with layout_of(run, stage) and frozen_layout_of(run, stage). Cost:
+/// proportional to the phases of its program, not to their repetitions.
+GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& trained,
+                       const bucket::FlatLayout& frozen = {});
 
 } // namespace trireme::estimate

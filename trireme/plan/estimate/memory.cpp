@@ -45,14 +45,23 @@ std::string where_is(offload::Place place) {
   return place == offload::Place::nvme ? "in files" : "on the host";
 }
 
-Item parameters(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
+// Z: frozen parameters, which need no flat buffer unless they are sharded.
+Item parameters(const StageLayouts& layouts, int64_t stage, const Elsewhere& elsewhere) {
+  const Run& run = layouts.run();
+  const bucket::FlatLayout& layout = layouts.of(stage);
+  const bucket::FlatLayout& frozen = layouts.frozen(stage);
   const int64_t e = run.parameter_bytes();
+  const int64_t as_built = frozen_whole(run, stage);
+  const bool has_frozen = as_built > 0 || frozen.numel() > 0;
   if (!run.shards(3)) {
-    return {"", said(run, e, " F"), said(run, e, " x ", layout.numel()), e * layout.numel()};
+    return {"", has_frozen ? said(run, e, " (F + Z)") : said(run, e, " F"),
+            has_frozen ? said(run, e, " x (", layout.numel(), " + ", as_built, ')') : said(run, e, " x ", layout.numel()),
+            e * (layout.numel() + as_built)};
   }
-  const int64_t sharded = unit_elements(layout);
-  const int64_t whole = whole_elements(layout);
-  Item item{"", said(run, e, " (U / N + F - U): of units a share, the rest whole"),
+  const int64_t sharded = unit_elements(layout) + frozen.numel();
+  const int64_t whole = whole_elements(layout) + as_built;
+  Item item{"",
+            said(run, e, has_frozen ? " (U / N + F + Z - U)" : " (U / N + F - U)", ": of units a share, the rest whole"),
             said(run, e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'),
             e * (sharded / run.shard_ranks() + whole)};
   take_out(run, item, e * (run.on_device ? elsewhere.parameters : elsewhere.parameters_in_files),
@@ -177,7 +186,7 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
   }
   if (run.shards(3)) {
     const int64_t units = run.zero.prefetch_elements == 0 ? 1 : kGatheredUnits;
-    const int64_t ahead = largest_buckets(layout, units, true);
+    const int64_t ahead = largest_units({&layout, &layouts.frozen(stage)}, units);
     const int64_t kept = layouts.gathers(stage).most_live; // includes units kept for a later micro-batch
     sum.add(kept > ahead ? "units gathered at a time" : said(run, "the ", units, " largest units"),
             run.parameter_bytes() * std::max(ahead, kept));
@@ -190,9 +199,9 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
     add_messages(run, stage, sum);
     for (const auto& chunk : layers_of(run, stage)) {
       for (const int64_t layer : chunk) {
-        if (!run.model.layers[layer].tie.empty()) {
-          sum.add("the sum of a shared gradient",
-                  run.parameter_bytes() * run.model.layers[layer].parameters.front().numel);
+        const Layer& described = run.model.layers[layer];
+        if (!described.tie.empty() && described.parameters.front().trained) {
+          sum.add("the sum of a shared gradient", run.parameter_bytes() * described.parameters.front().numel);
         }
       }
     }
@@ -201,7 +210,7 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
   return item;
 }
 
-// Parameters as built and in their flat buffer; with sharded parameters unit by unit. On the CPU gradients get their
+// Trained parameters as built and in their flat buffer; with sharded parameters unit by unit. On the CPU gradients get their
 // pages in the first backward.
 int64_t start(const Run& run, const StageMemory& memory) {
   const int64_t always = memory.always_on_host();
@@ -209,7 +218,7 @@ int64_t start(const Run& run, const StageMemory& memory) {
   if (run.shards(3)) {
     return always + parameters + memory.item(Category::communication_buffers).bytes;
   }
-  return always + 2 * parameters + (run.shards(2) || !run.on_device ? 0 : memory.item(Category::gradients).bytes);
+  return always + parameters + run.parameter_bytes() * memory.flat + (run.shards(2) || !run.on_device ? 0 : memory.item(Category::gradients).bytes);
 }
 
 void check(const Run& run) {
@@ -274,14 +283,19 @@ std::vector<StageMemory> memory_of(const StageLayouts& layouts) {
   std::vector<StageMemory> stages;
   for (int64_t stage = 0; stage < run.stages; ++stage) {
     const bucket::FlatLayout& layout = layouts.of(stage);
+    const bucket::FlatLayout& frozen = layouts.frozen(stage);
     StageMemory& memory = stages.emplace_back();
     memory.stage = stage;
-    for (const bucket::TensorInfo& tensor : layout.tensors()) {
-      memory.parameters += tensor.numel();
+    for (const bucket::FlatLayout* const part : {&layout, &frozen}) {
+      for (const bucket::TensorInfo& tensor : part->tensors()) {
+        memory.parameters += tensor.numel();
+      }
     }
+    memory.frozen = frozen.numel() + frozen_whole(run, stage);
+    memory.parameters += frozen_whole(run, stage);
     memory.flat = layout.numel();
-    const Elsewhere elsewhere = elsewhere_of(run, layout);
-    memory.items = {parameters(run, layout, elsewhere),
+    const Elsewhere elsewhere = elsewhere_of(run, {&layout}, {&frozen});
+    memory.items = {parameters(layouts, stage, elsewhere),
                     gradients(run, layout, elsewhere),
                     states(run, layout, elsewhere),
                     masters(run, layout, elsewhere),

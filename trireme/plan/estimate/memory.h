@@ -42,12 +42,14 @@ struct Item {
 /// Memory of a rank during training. All ranks of a pipeline stage need the same.
 struct StageMemory {
   int64_t stage = 0;
-  /// Elements of the stage's parameters, without and with the gaps of their flat buffer.
+  /// Elements of the stage's parameters; of the flat buffer of the trained ones, with its gaps; and of the frozen ones,
+  /// with the gaps of sharded ones.
   int64_t parameters = 0;
   int64_t flat = 0;
+  int64_t frozen = 0;
   /// One for each of kCategories, in that order, in the memory where the model is. moves_of() has what offload moves.
   std::vector<Item> items;
-  /// At the start, while parameters move into the flat buffers: two copies of them, no optimizer states, no
+  /// At the start, while trained parameters move into the flat buffers: two copies of them, no optimizer states, no
   /// activations.
   int64_t start = 0;
 

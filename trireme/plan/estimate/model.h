@@ -24,6 +24,8 @@ struct Parameter {
   bool whole = false;
   /// Columns of the part of a matrix that a rank holds; 0: a vector.
   int64_t columns = 0;
+  /// It has a gradient, and a place in the optimizer.
+  bool trained = true;
 
   std::vector<int64_t> sizes() const {
     return columns > 0 ? std::vector<int64_t>{numel / columns, columns} : std::vector<int64_t>{numel};
@@ -78,8 +80,12 @@ struct Model {
   /// target's logit.
   int64_t loss_tensor_bytes = 0;
 
-  /// Elements of all parameters; shared ones count once.
+  /// Elements of all parameters, and of the trained ones; shared ones count once.
   int64_t parameters() const;
+  int64_t trained_parameters() const;
+  /// Index of the first layer with a trained parameter: layers before it have no backward. The number of layers if there
+  /// is none.
+  int64_t first_trained() const;
 };
 
 /// Conditions of a run that determine a model's activations.

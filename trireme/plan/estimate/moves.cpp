@@ -160,7 +160,9 @@ void add_parameters(const Run& run, const bucket::FlatLayout& layout, bool is_tr
       continue;
     }
     out.parameters_in_files += each;
-    out.parameter_file_bytes += sums.in_files.emplace_back(aio::round_up(e * each));
+    const int64_t bytes = sums.in_files.emplace_back(aio::round_up(e * each));
+    out.parameter_file_bytes += bytes;
+    out.stepped_file_bytes += is_trained ? bytes : 0;
   }
 }
 
@@ -195,7 +197,7 @@ void add_gradients(const Run& run, const Layouts& layouts, Elsewhere& out) {
 class Moves {
  public:
   Moves(const StageLayouts& layouts, int64_t stage)
-      : layouts_(layouts), run_(layouts.run()), layout_(layouts.of(stage)), there_(elsewhere_of(run_, layout_)) {
+      : layouts_(layouts), run_(layouts.run()), layout_(layouts.of(stage)), there_(elsewhere_of(run_, {&layout_}, {&layouts.frozen(stage)})) {
     out_.stage = stage;
     if (there_.elements > 0) {
       states(run_.offload.optimizer.place);
@@ -326,14 +328,14 @@ class Moves {
         run_.optimizer.needs_norms() && !run_.precision.has_masters() ? 2 : 1; // LAMB's norms, without masters
     const char* const each = passes > 1 ? ", twice: for the norms, and for the step" : "";
     move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks", each), "",
-         there_.parameter_buffers.hold_all ? 0 : passes * there_.parameter_file_bytes);
+         there_.parameter_buffers.hold_all ? 0 : passes * there_.stepped_file_bytes);
     const int64_t stepped = there_.stepped_on_device;
     const char* const of = there_.elements > 0 ? " of units whose states are on the device" : " U / N";
     move(Way::to_device, "parameters, to be stepped", said(run_, e, of, each),
          said(run_, passes > 1 ? "2 x " : "", e, " x ", stepped), passes * e * stepped);
     move(Way::to_host, "stepped parameters", said(run_, e, of), said(run_, e, " x ", stepped), e * stepped);
     move(Way::to_files, "stepped parameters", said(run_, e, " (U / N - max_in_cpu), in blocks"), "",
-         there_.parameter_file_bytes);
+         there_.stepped_file_bytes);
     out_.built_parameters = there_.parameter_file_bytes;
   }
 
@@ -380,7 +382,8 @@ class Moves {
     int64_t returning = there_.elements;
     if (there_.parameters > 0) {
       returning = std::max<int64_t>(0, there_.elements - there_.parameters); // units stay where they are stepped
-      const int64_t used = layouts_.gathers(stage).elements(layout_) / run_.shard_ranks();
+      const GatherPlan& plan = layouts_.gathers(stage);
+      const int64_t used = (plan.elements(layout_) + plan.elements(layouts_.frozen(stage))) / run_.shard_ranks();
       const double in_files = static_cast<double>(there_.parameters_in_files) / static_cast<double>(there_.parameters);
       const char* const formula = " U' / N, U': units for every forward and backward, less those still gathered";
       move(Way::from_files, kUnits, said(run_, e, formula, ", less what max_in_cpu keeps"),

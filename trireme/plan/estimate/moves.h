@@ -60,6 +60,7 @@ struct Elsewhere {
   int64_t parameters = 0;
   int64_t parameters_in_files = 0;
   int64_t parameter_file_bytes = 0;
+  int64_t stepped_file_bytes = 0; ///< of trained ones
   FileBuffers parameter_buffers = {};
   /// Elements and buckets of them that the GPU steps because it has their states: they are moved there and back. And
   /// the elements that are there at a time.

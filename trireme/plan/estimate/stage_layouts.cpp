@@ -21,8 +21,12 @@ const bucket::FlatLayout& StageLayouts::of(int64_t stage, bool whole) const {
   return found_or_made(layouts_, {stage, whole}, [&] { return layout_of(run_, stage, whole); });
 }
 
+const bucket::FlatLayout& StageLayouts::frozen(int64_t stage) const {
+  return found_or_made(frozen_, stage, [&] { return frozen_layout_of(run_, stage); });
+}
+
 const GatherPlan& StageLayouts::gathers(int64_t stage) const {
-  return found_or_made(gathers_, stage, [&] { return gather_plan(run_, stage, of(stage)); });
+  return found_or_made(gathers_, stage, [&] { return gather_plan(run_, stage, of(stage), frozen(stage)); });
 }
 
 } // namespace trireme::estimate

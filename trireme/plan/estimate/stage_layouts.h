@@ -19,12 +19,15 @@ class StageLayouts {
   /// layout_of(run, stage), and its two parts.
   const bucket::FlatLayout& of(int64_t stage) const;
   const bucket::FlatLayout& of(int64_t stage, bool whole) const;
+  /// frozen_layout_of(run, stage).
+  const bucket::FlatLayout& frozen(int64_t stage) const;
   /// gather_plan(run, stage).
   const GatherPlan& gathers(int64_t stage) const;
 
  private:
   const Run& run_;
   mutable std::map<std::pair<int64_t, std::optional<bool>>, bucket::FlatLayout> layouts_;
+  mutable std::map<int64_t, bucket::FlatLayout> frozen_;
   mutable std::map<int64_t, GatherPlan> gathers_;
 };
 

@@ -164,6 +164,13 @@ void add_data(const StageLayouts& stages, int64_t stage, Step step, std::vector<
   if (all == 1) {
     return;
   }
+  if (const bucket::FlatLayout& frozen = stages.frozen(stage); frozen.numel() > 0) {
+    const int64_t e = run.parameter_bytes();
+    const int64_t elements = plan.elements(frozen);
+    items.push_back({"units, all-gather, of what is frozen",
+                     said(run, e, " Z' (N - 1) / N, Z': frozen parameters of units for every forward and backward"),
+                     said(run, e, " x ", elements, " x ", n - 1, " / ", n), share(e * elements, n)});
+  }
   items.push_back(
       {"loss", "2 x 24 (N - 1) / N", said(run, "2 x 24 x ", all - 1, " / ", all), 2 * share(kLossBytes, all)});
   if (run.optimizer.needs_norms() && run.shards(1) &&
@@ -178,15 +185,19 @@ void add_data(const StageLayouts& stages, int64_t stage, Step step, std::vector<
   }
 }
 
-// Bytes of an axis for the layers of this stage and one micro-batch; recomputation runs forward twice.
+// Bytes of an axis for the layers of this stage and one micro-batch; recomputation runs forward twice. Layers before the
+// first trained one have no backward.
 template <typename Forward, typename Backward>
 int64_t of_layers(const Run& run, int64_t stage, const Forward& forward, const Backward& backward) {
   const std::vector<activations::Way> ways = run.ways();
+  const int64_t first_trained = run.model.first_trained();
   int64_t sum = 0;
   for (const auto& chunk : layers_of(run, stage)) {
     for (const int64_t index : chunk) {
       const Layer& layer = run.model.layers[index];
-      sum += (activations::recomputes(ways[index]) ? 2 : 1) * forward(layer) + backward(layer);
+      const bool has_backward = index >= first_trained;
+      sum += (has_backward && activations::recomputes(ways[index]) ? 2 : 1) * forward(layer) +
+             (has_backward ? backward(layer) : 0);
     }
   }
   return sum;
@@ -239,10 +250,12 @@ void add_context(const Run& run, int64_t stage, std::vector<Item>& items) {
   }
 }
 
-// Activations and their gradients between stages.
+// Activations and their gradients between stages. Activations before which nothing is trained have none: a message
+// without a tensor says so.
 void add_pipeline(const Run& run, int64_t stage, std::vector<Item>& items) {
   const auto chunks = layers_of(run, stage);
   const int64_t parts = run.stages * run.chunks;
+  const int64_t first_trained = run.model.first_trained();
   int64_t forwards = 0;
   int64_t backwards = 0;
   for (int64_t part = stage; part < parts; part += run.stages) {
@@ -251,7 +264,7 @@ void add_pipeline(const Run& run, int64_t stage, std::vector<Item>& items) {
       forwards += run.accumulation * message_bytes(run.model.layers[run.bounds[part + 1] - 1].output);
     }
     if (part > 0) {
-      backwards += run.accumulation * message_bytes(run.model.layers[begin - 1].output);
+      backwards += run.accumulation * message_bytes(begin > first_trained ? run.model.layers[begin - 1].output : 0);
     }
   }
   const std::string formula = "A (64 + bytes of the tensor), for every boundary";
@@ -288,7 +301,7 @@ int64_t tied_bytes(const Run& run, int64_t stage) {
         }
         owners += has ? 1 : 0;
       }
-      if (owners > 1) {
+      if (owners > 1 && here.parameters.front().trained) {
         bytes += 2 * share(run.parameter_bytes() * here.parameters.front().numel, owners);
       }
     }

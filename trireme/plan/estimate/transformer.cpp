@@ -4,7 +4,6 @@
 #include <functional>
 #include <initializer_list>
 #include <numeric>
-#include <set>
 
 namespace trireme::estimate {
 namespace {
@@ -268,16 +267,6 @@ Layer layer_of(const models::LayerShape& part, const models::TransformerShape& s
 
 } // namespace
 
-int64_t Model::parameters() const {
-  std::set<std::string> seen;
-  int64_t sum = 0;
-  for (const Layer& layer : layers) {
-    for (const Parameter& parameter : layer.parameters) {
-      sum += layer.tie.empty() || seen.insert(layer.tie + ' ' + parameter.name).second ? parameter.numel : 0;
-    }
-  }
-  return sum;
-}
 
 namespace {
 
