@@ -56,6 +56,26 @@ TEST_F(EstimateCommandTest, SaysTheNumbersAsJson) {
   EXPECT_FALSE(all.contains("measured"));
 }
 
+TEST_F(EstimateCommandTest, CountsWhatIsTrained) {
+  const int64_t all = 50 * 32 + 16 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32;
+  const int64_t trained = 12 * 32 * 32 + 13 * 32 + 2 * 32;
+  const std::string freeze = R"( --set "training.freeze=wte|wpe|h.0")";
+  for (const char* const layout : {"-n 2", "-n 2 --set parallel.tensor=2"}) {
+    const json some = estimate_json(layout + freeze);
+    EXPECT_EQ(some.at("parameters"), all) << layout;
+    EXPECT_EQ(some.at("trained_parameters"), trained) << layout;
+  }
+  EXPECT_EQ(estimate_json("-n 2").at("trained_parameters"), all);
+  const Finished table = estimate("-n 2" + freeze);
+  EXPECT_THAT(table.output, testing::AllOf(HasSubstr("27.6k parameters, 12.8k trained, 2 ranks"), HasSubstr("4 (F + Z)"),
+                                           HasSubstr(" frozen, N 2 ")));
+  const Finished nothing = estimate("-n 2 --set training.freeze=wtf");
+  EXPECT_EQ(nothing.status, 2);
+  EXPECT_THAT(nothing.output,
+              testing::AllOf(HasSubstr("--set training.freeze: training.freeze: \"wtf\" matches no parameter"),
+                             HasSubstr("nearest names are: transformer.wte.weight")));
+}
+
 // A run is estimated before its data is there, if the vocabulary is known. A run that is measured reads the data.
 TEST_F(EstimateCommandTest, NeedsNoDataFiles) {
   const std::string text = with(
@@ -130,7 +150,8 @@ TEST_F(EstimateCommandTest, MeasuresBesideTheEstimate) {
   for (const char* options :
        {"-n 2 --measure 3",
         "-n 2 --measure 3 --set engine.zero_optimization.stage=2 --set engine.gradient_accumulation_steps=2",
-        "-n 2 --measure 3 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=2"}) {
+        "-n 2 --measure 3 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=2",
+        "-n 2 --measure 3 --set engine.zero_optimization.stage=3 --set training.freeze=h.0"}) {
     const json all = estimate_json(options);
     const json& measured = all.at("measured");
     EXPECT_EQ(measured.at("steps"), 3);

@@ -2,6 +2,7 @@
 #include <tests/support/run_ranks.h>
 
 #include <trireme/base/file.h>
+#include <trireme/checkpoint/checkpoint.h>
 #include <trireme/data/replay_loader.h>
 #include <trireme/monitor/metrics.h>
 #include <trireme/parallel/tensor/layers.h>
@@ -90,6 +91,15 @@ Registry registry() {
                 const at::Tensor right = net(batch.input()).sign().eq(batch.target().sign());
                 return right.narrow(0, 0, batch.samples).sum();
               }};
+    };
+  });
+  out.model("layered", [](Keys&) {
+    return [](const ModelContext&) {
+      return Layers{.layers = {torch::nn::Linear(4, kHidden), [](const at::Tensor& x) { return x.tanh(); },
+                               pipeline::LayerSpec<torch::nn::Linear>(kHidden, 1)},
+                    .loss = [](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+                      return torch::mse_loss(outputs[0], targets[0]);
+                    }};
     };
   });
   out.data("waves", [](Keys& keys) {
@@ -197,6 +207,33 @@ TEST_F(RegistryTest, ShardedModelsCountUnevenValidationData) {
   for (size_t i = 1; i < one.size(); i += 2) {
     EXPECT_NEAR(two[i].val_loss.value(), one[i].val_loss.value(), 1e-6);
     EXPECT_NEAR(two[i].val_accuracy.value(), one[i].val_accuracy.value(), 1e-9);
+  }
+}
+
+// In one piece, sharded as it is built, and as a list of which one layer is built already.
+TEST_F(RegistryTest, FreezesWhatAProgramBuilds) {
+  const auto weight = [&](const std::string& out, const std::string& layer) {
+    return checkpoint::Checkpoint::open(folder_ / out / "checkpoints").read(layer + ".weight");
+  };
+  for (const auto& [type, frozen, trained, layout] :
+       {std::tuple("sharded", "up", "down", "engine.zero_optimization.stage=3"),
+        {"layered", "0", "2", "parallel.pipe=2"}, {"layered", "2", "0", "parallel.pipe=2"}}) {
+    SCOPED_TRACE(concat(type, ' ', layout));
+    write(concat(R"({"type": ")", type, "\"}"));
+    const std::string small = "engine.zero_optimization.stage3_param_persistence_threshold=0";
+    const std::string freeze = concat("training.freeze=[\"^", frozen, "\"]");
+    const std::string name = concat(type, frozen);
+    losses(1, name + "still", {"engine.optimizer.params.lr=0"});
+    const std::vector<double> one = losses(1, name + "one", {freeze});
+    const std::vector<double> two = losses(2, name + "two", {freeze, layout, small});
+    ASSERT_EQ(two.size(), 4u);
+    for (size_t i = 0; i < two.size(); ++i) {
+      EXPECT_NEAR(two[i], one[i], 1e-6);
+    }
+    for (const std::string& out : {name + "one", name + "two"}) {
+      EXPECT_TRUE(weight(out, frozen).equal(weight(name + "still", frozen)));
+      EXPECT_FALSE(weight(out, trained).equal(weight(name + "still", trained)));
+    }
   }
 }
 
