@@ -67,8 +67,8 @@ TEST_F(EstimateCommandTest, CountsWhatIsTrained) {
   }
   EXPECT_EQ(estimate_json("-n 2").at("trained_parameters"), all);
   const Finished table = estimate("-n 2" + freeze);
-  EXPECT_THAT(table.output, testing::AllOf(HasSubstr("27.6k parameters, 12.8k trained, 2 ranks"), HasSubstr("4 (F + Z)"),
-                                           HasSubstr(" frozen, N 2 ")));
+  EXPECT_THAT(table.output, testing::AllOf(HasSubstr("27.6k parameters, 12.8k trained, 2 ranks"),
+                                           HasSubstr("4 (F + Z)"), HasSubstr(" frozen, N 2 ")));
   const Finished nothing = estimate("-n 2 --set training.freeze=wtf");
   EXPECT_EQ(nothing.status, 2);
   EXPECT_THAT(nothing.output,

@@ -146,7 +146,8 @@ TEST_F(FreezeRunTest, ResumedIsUninterruptedBitForBit) {
        {std::string(R"({"engine": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}})"),
         concat(R"({"engine": {"zero_optimization": {"stage": 3,
                   "offload_optimizer": {"device": "nvme", "nvme_path": ")",
-               files, R"("}, "offload_param": {"device": "nvme", "max_in_cpu": 0, "nvme_path": ")", files, R"("}}}})")}) {
+               files, R"("}, "offload_param": {"device": "nvme", "max_in_cpu": 0, "nvme_path": ")", files,
+               R"("}}}})")}) {
     SCOPED_TRACE(layout);
     const json run = gpt(kSome, layout);
     const std::vector<double> whole = losses_of(2, run);

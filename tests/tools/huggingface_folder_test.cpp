@@ -81,10 +81,8 @@ class HuggingFaceFolderTest : public testing::Test {
     for (; std::getline(metrics, line); ++i) {
       ASSERT_LT(i, curve.size());
       const auto step = nlohmann::json::parse(line);
-      EXPECT_NEAR(step.at("loss").get<double>(), curve[i].loss, 1e-4 * curve[i].loss)
-          << "step " << i + 1;
-      EXPECT_NEAR(step.at("grad_norm").get<double>(), curve[i].norm, 1e-3 * curve[i].norm)
-          << "step " << i + 1;
+      EXPECT_NEAR(step.at("loss").get<double>(), curve[i].loss, 1e-4 * curve[i].loss) << "step " << i + 1;
+      EXPECT_NEAR(step.at("grad_norm").get<double>(), curve[i].norm, 1e-3 * curve[i].norm) << "step " << i + 1;
     }
     EXPECT_EQ(i, kSteps);
   }
@@ -146,8 +144,9 @@ TEST_F(HuggingFaceFolderTest, FrozenParametersAreThoseOfPyTorch) {
   ASSERT_EQ(frozen.size(), 2u);
   for (const auto& [name, layout] :
        {std::pair("gpt2", "-n 1"),
-        {"llama_tied", "-n 2 --set engine.zero_optimization.stage=3 "
-                       "--set engine.zero_optimization.stage3_param_persistence_threshold=0"},
+        {"llama_tied",
+         "-n 2 --set engine.zero_optimization.stage=3 "
+         "--set engine.zero_optimization.stage3_param_persistence_threshold=0"},
         {"llama_tied", "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4"}}) {
     SCOPED_TRACE(concat(name, ' ', layout));
     const bool is_gpt2 = std::string_view(name) == "gpt2";

@@ -217,7 +217,8 @@ TEST_F(RegistryTest, FreezesWhatAProgramBuilds) {
   };
   for (const auto& [type, frozen, trained, layout] :
        {std::tuple("sharded", "up", "down", "engine.zero_optimization.stage=3"),
-        {"layered", "0", "2", "parallel.pipe=2"}, {"layered", "2", "0", "parallel.pipe=2"}}) {
+        {"layered", "0", "2", "parallel.pipe=2"},
+        {"layered", "2", "0", "parallel.pipe=2"}}) {
     SCOPED_TRACE(concat(type, ' ', layout));
     write(concat(R"({"type": ")", type, "\"}"));
     const std::string small = "engine.zero_optimization.stage3_param_persistence_threshold=0";

@@ -114,7 +114,7 @@ struct Buffers {
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
   std::optional<UnchangedModel> unchanged;
   int64_t num_parameters = 0;
-  int64_t num_trained = 0; // of them
+  int64_t num_trained = 0;                                 // of them
   std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters; may be null
   std::unique_ptr<parallel::Reducer> reducer;
 };

@@ -79,9 +79,8 @@ Task ModelType::make(const ModelContext& context) const {
     Layers made = layers_(context);
     put(made);
     task.count_right_of = std::move(made.count_right);
-    task.pipeline =
-        std::make_shared<pipeline::PipelineModule>(frozen(context.run.training.freeze, std::move(made.layers)),
-                                                   std::move(made.loss), context.run.pipeline);
+    task.pipeline = std::make_shared<pipeline::PipelineModule>(
+        frozen(context.run.training.freeze, std::move(made.layers)), std::move(made.loss), context.run.pipeline);
     task.pipeline->set_sample_inputs(sample_inputs(context.data));
     return task;
   }

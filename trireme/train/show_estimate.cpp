@@ -226,8 +226,8 @@ std::string spoken(std::string name) {
 void print_heading(const Shown& shown) {
   const estimate::Run& run = shown.run;
   std::cout << concat(format_count(shown.parameters), " parameters, ",
-                      shown.trained < shown.parameters ? concat(format_count(shown.trained), " trained, ") : "", shown.ranks,
-                      shown.ranks == 1 ? " rank" : " ranks");
+                      shown.trained < shown.parameters ? concat(format_count(shown.trained), " trained, ") : "",
+                      shown.ranks, shown.ranks == 1 ? " rank" : " ranks");
   if (run.stages * run.context_ranks * run.tensor_ranks > 1) {
     std::cout << concat(" = ", run.stages, run.stages == 1 ? " stage x " : " stages x ", run.data_ranks,
                         " data-parallel", run.context_ranks > 1 ? concat(" x ", run.context_ranks, " context") : "",
@@ -297,7 +297,8 @@ void print_memory(const Shown& shown) {
   std::cout << concat("P ", largest.parameters, " parameters",
                       shown.run.stages > 1 ? concat(" of stage ", largest.stage) : "", ", F ", largest.flat,
                       " with the gaps of the flat buffer",
-                      largest.frozen > 0 ? concat(", Z ", largest.frozen, " frozen") : "", ", N ", shown.run.gradient_ranks(), " data-parallel ranks\n\n");
+                      largest.frozen > 0 ? concat(", Z ", largest.frozen, " frozen") : "", ", N ",
+                      shown.run.gradient_ranks(), " data-parallel ranks\n\n");
 }
 
 void print_traffic(const Shown& shown, const std::vector<StageTraffic>& of, const char* title) {

@@ -47,8 +47,8 @@ void check_for_alexnet(const models::AlexNetOptions& options, const std::vector<
 
 void set_layers(Task& task, const ModelContext& context, pipeline::LayerList layers,
                 pipeline::PipelineModule::Loss loss) {
-  task.pipeline = std::make_shared<pipeline::PipelineModule>(
-      frozen(context.run.training.freeze, std::move(layers)), std::move(loss), context.run.pipeline);
+  task.pipeline = std::make_shared<pipeline::PipelineModule>(frozen(context.run.training.freeze, std::move(layers)),
+                                                             std::move(loss), context.run.pipeline);
   task.pipeline->set_sample_inputs(sample_inputs(context.data));
 }
 

@@ -215,8 +215,8 @@ std::vector<Case> frozen_cases() {
   const std::string low = "engine.zero_optimization.stage3_param_persistence_threshold=100";
   const std::string three = "engine.zero_optimization.stage=3";
   const std::string lower = R"(training.freeze=["wte", "wpe", "h\.[01]\."])";
-  for (const std::string& freeze : {lower, std::string("training.freeze=attn|mlp.c_proj"),
-                                    std::string("training.freeze=^(?!transformer.h.3)")}) {
+  for (const std::string& freeze :
+       {lower, std::string("training.freeze=attn|mlp.c_proj"), std::string("training.freeze=^(?!transformer.h.3)")}) {
     for (const int stage : {0, 1, 2, 3}) {
       all.push_back({2, {freeze, low, concat("engine.zero_optimization.stage=", stage)}});
     }
@@ -289,9 +289,9 @@ engine::Initialized engine_of(comm::World& world, const config::RunConfig& run, 
   options.sequence_parallel = run.parallel.sequence_parallel;
   const auto is_frozen = [&](const std::string& name) { return frozen_among(run.training.freeze, {name})[0]; };
   if (run.builds_layers()) {
-    options.pipeline =
-        std::make_shared<pipeline::PipelineModule>(pipeline::frozen(models::gpt_layers(run.model.gpt, ranks), is_frozen),
-                                                   models::gpt_loss(run.model.gpt, ranks), run.pipeline);
+    options.pipeline = std::make_shared<pipeline::PipelineModule>(
+        pipeline::frozen(models::gpt_layers(run.model.gpt, ranks), is_frozen), models::gpt_loss(run.model.gpt, ranks),
+        run.pipeline);
   } else {
     models::Gpt gpt_module(run.model.gpt, ranks);
     for (const auto& item : gpt_module->named_parameters()) {

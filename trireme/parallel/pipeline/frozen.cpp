@@ -35,16 +35,15 @@ class SavedNames {
   std::string own_name(int64_t i, const std::string& parameter) const {
     const auto& tie = layers_[i].tie();
     const int64_t first = tie ? first_of_.at(tie->key) : i;
-    const bool shared =
-        tie && (tie->attributes.empty() ||
-                std::find(tie->attributes.begin(), tie->attributes.end(), parameter) != tie->attributes.end());
+    const bool shared = tie && (tie->attributes.empty() || std::find(tie->attributes.begin(), tie->attributes.end(),
+                                                                     parameter) != tie->attributes.end());
     const std::string prefix = i == first || shared ? layers_[first].name().value_or(std::to_string(first))
                                                     : std::to_string(i); // a further copy, of which a part is shared
     return prefix + '.' + parameter;
   }
 
   const LayerList& layers_;
-  std::map<std::string, int64_t> first_of_;   // layers, by key of the tie
+  std::map<std::string, int64_t> first_of_;  // layers, by key of the tie
   std::map<const void*, std::string> given_; // by parameters of modules that the program gave
 };
 

@@ -54,16 +54,17 @@ Item parameters(const StageLayouts& layouts, int64_t stage, const Elsewhere& els
   const int64_t as_built = frozen_whole(run, stage);
   const bool has_frozen = as_built > 0 || frozen.numel() > 0;
   if (!run.shards(3)) {
-    return {"", has_frozen ? said(run, e, " (F + Z)") : said(run, e, " F"),
-            has_frozen ? said(run, e, " x (", layout.numel(), " + ", as_built, ')') : said(run, e, " x ", layout.numel()),
-            e * (layout.numel() + as_built)};
+    return {
+        "", has_frozen ? said(run, e, " (F + Z)") : said(run, e, " F"),
+        has_frozen ? said(run, e, " x (", layout.numel(), " + ", as_built, ')') : said(run, e, " x ", layout.numel()),
+        e * (layout.numel() + as_built)};
   }
   const int64_t sharded = unit_elements(layout) + frozen.numel();
   const int64_t whole = whole_elements(layout) + as_built;
-  Item item{"",
-            said(run, e, has_frozen ? " (U / N + F + Z - U)" : " (U / N + F - U)", ": of units a share, the rest whole"),
-            said(run, e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'),
-            e * (sharded / run.shard_ranks() + whole)};
+  Item item{
+      "", said(run, e, has_frozen ? " (U / N + F + Z - U)" : " (U / N + F - U)", ": of units a share, the rest whole"),
+      said(run, e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'),
+      e * (sharded / run.shard_ranks() + whole)};
   take_out(run, item, e * (run.on_device ? elsewhere.parameters : elsewhere.parameters_in_files),
            where_is(run.offload.parameters.place));
   return item;
@@ -210,15 +211,16 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
   return item;
 }
 
-// Trained parameters as built and in their flat buffer; with sharded parameters unit by unit. On the CPU gradients get their
-// pages in the first backward.
+// Trained parameters as built and in their flat buffer; with sharded parameters unit by unit. On the CPU gradients get
+// their pages in the first backward.
 int64_t start(const Run& run, const StageMemory& memory) {
   const int64_t always = memory.always_on_host();
   const int64_t parameters = memory.item(Category::parameters).bytes;
   if (run.shards(3)) {
     return always + parameters + memory.item(Category::communication_buffers).bytes;
   }
-  return always + parameters + run.parameter_bytes() * memory.flat + (run.shards(2) || !run.on_device ? 0 : memory.item(Category::gradients).bytes);
+  return always + parameters + run.parameter_bytes() * memory.flat +
+         (run.shards(2) || !run.on_device ? 0 : memory.item(Category::gradients).bytes);
 }
 
 void check(const Run& run) {

@@ -83,8 +83,8 @@ struct Model {
   /// Elements of all parameters, and of the trained ones; shared ones count once.
   int64_t parameters() const;
   int64_t trained_parameters() const;
-  /// Index of the first layer with a trained parameter: layers before it have no backward. The number of layers if there
-  /// is none.
+  /// Index of the first layer with a trained parameter: layers before it have no backward. The number of layers if
+  /// there is none.
   int64_t first_trained() const;
 };
 

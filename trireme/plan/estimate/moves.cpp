@@ -197,7 +197,10 @@ void add_gradients(const Run& run, const Layouts& layouts, Elsewhere& out) {
 class Moves {
  public:
   Moves(const StageLayouts& layouts, int64_t stage)
-      : layouts_(layouts), run_(layouts.run()), layout_(layouts.of(stage)), there_(elsewhere_of(run_, {&layout_}, {&layouts.frozen(stage)})) {
+      : layouts_(layouts),
+        run_(layouts.run()),
+        layout_(layouts.of(stage)),
+        there_(elsewhere_of(run_, {&layout_}, {&layouts.frozen(stage)})) {
     out_.stage = stage;
     if (there_.elements > 0) {
       states(run_.offload.optimizer.place);

@@ -185,8 +185,8 @@ void add_data(const StageLayouts& stages, int64_t stage, Step step, std::vector<
   }
 }
 
-// Bytes of an axis for the layers of this stage and one micro-batch; recomputation runs forward twice. Layers before the
-// first trained one have no backward.
+// Bytes of an axis for the layers of this stage and one micro-batch; recomputation runs forward twice. Layers before
+// the first trained one have no backward.
 template <typename Forward, typename Backward>
 int64_t of_layers(const Run& run, int64_t stage, const Forward& forward, const Backward& backward) {
   const std::vector<activations::Way> ways = run.ways();

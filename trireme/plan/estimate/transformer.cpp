@@ -267,7 +267,6 @@ Layer layer_of(const models::LayerShape& part, const models::TransformerShape& s
 
 } // namespace
 
-
 namespace {
 
 // `parts`: the layers of the model with at most one block.
