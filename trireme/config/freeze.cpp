@@ -21,22 +21,47 @@ constexpr auto kSyntax = std::regex_constants::ECMAScript | std::regex_constants
 constexpr auto kSyntax = std::regex_constants::ECMAScript;
 #endif
 
-[[noreturn]] void refuse_use(const Expression& expression, const std::regex_error& error) {
-  throw InputError("config",
-                   concat(expression.place, ": \"", printable(expression.text),
-                          "\" cannot be used as a regular expression: ", error.what()),
-                   "Write a simpler one, without references such as \\1.");
+[[noreturn]] void refuse_use(const Expression& expression, const std::string& why) {
+  throw InputError(
+      "config",
+      concat(expression.place, ": \"", printable(expression.text), "\" cannot be used as a regular expression: ", why),
+      "Write a simpler one, without references such as \\1.");
+}
+
+// The length of the expression with its counted repetitions, {2,5}, written out, at most: matching takes that time, and
+// a stack as deep, for each character of a name.
+size_t written_out(const std::string& expression) {
+  constexpr size_t kEnough = 1'000'000;
+  size_t length = expression.size();
+  for (size_t begin = expression.find('{'); begin != std::string::npos; begin = expression.find('{', begin + 1)) {
+    size_t most = 1;
+    size_t count = 0;
+    for (size_t i = begin + 1; i < expression.size(); ++i) {
+      const char c = expression[i];
+      if (c != ',' && (c < '0' || c > '9')) {
+        break;
+      }
+      count = c == ',' ? 0 : std::min(kEnough, 10 * count + static_cast<size_t>(c - '0'));
+      most = std::max(most, count);
+    }
+    length = std::min(kEnough, length * most);
+  }
+  return length;
 }
 
 std::vector<bool> matches_of(const Expression& expression, const std::vector<std::string>& names) {
+  constexpr size_t kLongest = 10'000;
   std::vector<bool> found;
+  if (written_out(expression.text) > kLongest) {
+    refuse_use(expression, concat("with its repetitions written out it has more than ", kLongest, " characters"));
+  }
   try {
     const std::regex regex(expression.text, kSyntax);
     for (const std::string& name : names) {
       found.push_back(std::regex_search(name, regex));
     }
   } catch (const std::regex_error& error) {
-    refuse_use(expression, error);
+    refuse_use(expression, error.what());
   }
   return found;
 }
