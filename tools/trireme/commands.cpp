@@ -102,6 +102,11 @@ struct Parser {
     c->add_option("--prompts", generate.prompts, "A file with a prompt on each line")
         ->type_name("FILE")
         ->excludes(prompt);
+    CLI::Option* chat =
+        c->add_flag("--chat", generate.chat, "Each prompt is a user's message, put into the model's chat template");
+    c->add_option("--system", generate.system, "With --chat: the system message before it")
+        ->type_name("TEXT")
+        ->needs(chat);
     c->add_option("--batch", generate.batch, "Prompts at a time")->check(at_least(1))->capture_default_str();
     generate::SampleOptions& sample = generate.sample;
     c->add_option("--max-tokens,--tokens", sample.tokens, "Tokens to add, at most")

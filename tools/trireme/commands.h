@@ -32,6 +32,8 @@ struct GenerateCommand {
   std::filesystem::path from;
   std::string prompt;
   std::filesystem::path prompts; ///< a file with a prompt a line
+  bool chat = false;             ///< each prompt is the message of a user
+  std::string system;            ///< with chat: the system's message; empty: none
   int64_t batch = 8;
   std::string dtype = "fp32";
   std::vector<std::string> stop;

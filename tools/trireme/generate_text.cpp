@@ -4,6 +4,7 @@
 #include <trireme/base/text.h>
 #include <trireme/device/choose.h>
 #include <trireme/device/move.h>
+#include <trireme/generate/chat_prompt.h>
 #include <trireme/generate/choose_token.h>
 #include <trireme/generate/load.h>
 #include <trireme/generate/sample.h>
@@ -14,6 +15,7 @@
 #include <chrono>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 namespace trireme::tools {
@@ -25,9 +27,16 @@ using Clock = std::chrono::steady_clock;
 // Text and token ids of a model. One that was trained on raw tokens reads and writes numbers.
 class Words {
  public:
-  explicit Words(std::shared_ptr<const data::Tokenizer> tokenizer) : tokenizer_(std::move(tokenizer)) {}
+  /// `chat`: prompts are the messages of a user.
+  Words(std::shared_ptr<const data::Tokenizer> tokenizer, std::optional<generate::ChatPrompt> chat)
+      : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)) {}
+
+  bool is_chat() const { return chat_.has_value(); }
 
   Ids ids_of(const std::string& text) const {
+    if (chat_) {
+      return chat_->ids_of(text);
+    }
     if (tokenizer_) {
       return tokenizer_->encode(text, /*add_special_tokens=*/true);
     }
@@ -58,6 +67,7 @@ class Words {
 
  private:
   std::shared_ptr<const data::Tokenizer> tokenizer_;
+  std::optional<generate::ChatPrompt> chat_;
 };
 
 std::vector<std::string> prompts_of(const GenerateCommand& command) {
@@ -116,7 +126,7 @@ class Batch {
       texts.push_back({.prompt = prompt, .ids = ids.back(), .before = words_.text_of(ids.back())});
     }
     const bool streams = !command_.json && prompts.size() == 1;
-    if (streams) {
+    if (streams && !words_.is_chat()) {
       std::cout << clean_utf8(texts.front().before) << std::flush;
     }
     generate::SampleOptions options = command_.sample;
@@ -178,7 +188,7 @@ class Batch {
   void print(const Growing& text, double tokens_per_s) const {
     const std::string continuation = clean_utf8(cut(text.continuation(words_)));
     if (!command_.json) {
-      std::cout << clean_utf8(text.prompt) << continuation << "\n\n";
+      std::cout << clean_utf8(text.prompt) << (words_.is_chat() ? "\n" : "") << continuation << "\n\n";
       return;
     }
     nlohmann::ordered_json row = {{"prompt", clean_utf8(text.prompt)},
@@ -205,6 +215,9 @@ int generate_text(const GenerateCommand& given) {
   if (std::ranges::find(command.stop, std::string()) != command.stop.end()) {
     throw InputError("generate", "--stop is empty", "Give the text before which the answer ends.");
   }
+  if (command.chat && command.prompt.empty() && command.prompts.empty()) {
+    throw InputError("generate", "--chat has no message", "Give it as --prompt TEXT, or a file of them as --prompts.");
+  }
   const std::vector<std::string> prompts = prompts_of(command);
   generate::Trained trained = generate::load(command.from);
   if (command.dtype == "bf16") {
@@ -213,7 +226,12 @@ int generate_text(const GenerateCommand& given) {
   device::move(*trained.model.module(), device::choose("auto", 0, 1));
   command.sample.vocab_size = trained.tokenizer ? trained.tokenizer->vocab_size() : 0;
   command.sample.end_tokens = trained.end_tokens;
-  const Words words(trained.tokenizer);
+  std::optional<generate::ChatPrompt> chat;
+  if (command.chat) {
+    chat.emplace(trained, command.system);
+    command.sample.end_tokens = chat->end_tokens();
+  }
+  const Words words(trained.tokenizer, std::move(chat));
   Batch batch(trained, command, words);
   for (size_t begin = 0; begin < prompts.size(); begin += static_cast<size_t>(command.batch)) {
     const size_t end = std::min(prompts.size(), begin + static_cast<size_t>(command.batch));

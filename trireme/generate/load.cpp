@@ -63,6 +63,7 @@ Trained load_huggingface(const fs::path& folder) {
     trained.tokenizer = data::make_tokenizer(tokenizer.string());
   }
   trained.end_tokens = end_tokens_in(folder);
+  trained.files = folder;
   return trained;
 }
 
@@ -88,6 +89,11 @@ Trained load_checkpoint(const fs::path& path) {
   }
   trained.end_tokens = end_tokens_in(kept_folder(saved.folder()));
   trained.step = saved.step();
+  trained.files = kept_folder(saved.folder());
+  if (std::error_code ignored; !fs::is_directory(trained.files, ignored)) { // a copy of the checkpoint alone
+    const fs::path tokenizer = run.data.tokenizer;
+    trained.files = fs::is_directory(tokenizer, ignored) ? tokenizer : tokenizer.parent_path();
+  }
   return trained;
 }
 

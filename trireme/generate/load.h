@@ -19,6 +19,8 @@ struct Trained {
   /// Tokens with which a text ends: eos_token_id of generation_config.json, or else of config.json.
   std::vector<int32_t> end_tokens;
   std::optional<int64_t> step; ///< none: a Hugging Face folder
+  /// Where its tokenizer's files are, such as a chat template: the folder, or what the run kept.
+  std::filesystem::path files;
 };
 
 /// Reads a Hugging Face folder (config.json in it), or the newest intact checkpoint of a run folder or checkpoints

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <trireme/chat/budget.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+// Python's str on UTF-8: positions count code points. Text is valid UTF-8.
+namespace trireme::chat {
+
+/// The number of code points. Cost: one pass.
+size_t length(std::string_view text);
+/// Each code point.
+std::vector<std::string_view> characters(std::string_view text);
+/// The byte at which code point `index` begins; text.size() past the end.
+size_t byte_of(std::string_view text, size_t index);
+
+/// str.isspace() of one code point. Four controls more than Unicode's White_Space.
+bool is_space(char32_t code);
+
+enum class Side { both, left, right };
+/// str.strip(), lstrip() and rstrip(); without `chars`, spaces.
+std::string_view strip(std::string_view text, Side side, std::optional<std::string_view> chars = {});
+
+/// str.lower() and the like, with Unicode's simple mappings and those of ß and of a final Σ.
+std::string lower(std::string_view text);
+std::string upper(std::string_view text);
+std::string capitalize(std::string_view text);
+std::string title(std::string_view text);
+std::string swapcase(std::string_view text);
+/// str.islower() and str.isupper(): a cased letter, and none of the other case.
+bool is_lower(std::string_view text);
+bool is_upper(std::string_view text);
+/// str.isalpha(), isdigit(), isalnum() and isspace().
+bool is_alpha(std::string_view text);
+bool is_digit(std::string_view text);
+bool is_alnum(std::string_view text);
+bool is_all_space(std::string_view text);
+
+/// str.replace(). `most`: replacements; negative: all. Errors: TemplateError for a text that is too long.
+std::string replace(std::string_view text, std::string_view old, std::string_view with, int64_t most, Budget& budget);
+
+/// str.splitlines().
+std::vector<std::string_view> split_lines(std::string_view text, bool keep_ends = false);
+/// str.split() and rsplit(): at `separator` (not empty), or without one at spaces. `most`: cuts; negative: all.
+std::vector<std::string_view> split_text(std::string_view text, std::optional<std::string_view> separator,
+                                         int64_t most);
+std::vector<std::string_view> split_text_from_right(std::string_view text, std::optional<std::string_view> separator,
+                                                    int64_t most);
+
+} // namespace trireme::chat

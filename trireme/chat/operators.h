@@ -1,0 +1,40 @@
+#pragma once
+
+#include <trireme/chat/value.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+// Python's operators. Errors of all: TemplateError, as Python raises TypeError, ZeroDivisionError and the like; for an
+// undefined operand; and for integers beyond 64 bits, which Python has.
+namespace trireme::chat {
+
+/// `sign` is one of + - * / // % **.
+Value calculate(const Value& left, std::string_view sign, const Value& right, Budget& budget);
+Value negate(const Value& value);
+/// Unary plus.
+Value affirm(const Value& value);
+
+bool is_equal(const Value& left, const Value& right, Budget& budget);
+bool is_less(const Value& left, const Value& right, Budget& budget);
+/// `sign` is one of == != < <= > >=.
+bool compare(const Value& left, std::string_view sign, const Value& right, Budget& budget);
+/// `item in container`. Uses up an iterator.
+bool contains(const Value& container, const Value& item, Budget& budget);
+
+/// Errors: TemplateError for a value that cannot be a key, such as a list.
+void check_hashable(const Value& key);
+
+/// The bounds of a slice; none: left out.
+struct Slice {
+  std::optional<int64_t> begin;
+  std::optional<int64_t> end;
+  std::optional<int64_t> step;
+};
+Value slice(const Value& value, const Slice& slice, Budget& budget);
+
+/// Python's value[key]; none where it raises TypeError or LookupError, which Jinja makes undefined.
+std::optional<Value> find_item(const Value& value, const Value& key, Budget& budget);
+
+} // namespace trireme::chat

@@ -1,0 +1,83 @@
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/json.h>
+#include <trireme/chat/chat_template.h>
+
+namespace trireme::chat {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr const char* kSpecialTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                          "pad_token", "cls_token", "mask_token"};
+
+std::optional<JsonNode> read_object(const fs::path& file) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(file, ignored)) {
+    return std::nullopt;
+  }
+  JsonNode root = JsonNode::parse_file(file);
+  return root.is_object() ? std::optional(std::move(root)) : std::nullopt;
+}
+
+// A token is a text, or an object with "content".
+void add_special_tokens(const JsonNode& from, ordered_json& tokens) {
+  for (const char* name : kSpecialTokens) {
+    const JsonNode* token = from.find(name);
+    if (token != nullptr && token->is_object()) {
+      token = token->find("content");
+    }
+    if (token != nullptr && token->kind() == JsonNode::Kind::string && !tokens.contains(name)) {
+      tokens[name] = token->as_string();
+    }
+  }
+}
+
+// The text of template `name` in "chat_template".
+std::optional<std::string> find_template(const JsonNode& config, const std::string& name) {
+  const JsonNode* const node = config.find("chat_template");
+  if (node == nullptr || node->is_null()) {
+    return std::nullopt;
+  }
+  if (node->kind() != JsonNode::Kind::array) {
+    return name == "default" ? std::optional(node->as_string()) : std::nullopt;
+  }
+  for (const JsonNode& entry : node->elements()) {
+    ObjectReader reader(entry);
+    if (reader.require_as<std::string>("name") == name) {
+      return reader.require_as<std::string>("template");
+    }
+  }
+  return std::nullopt;
+}
+
+} // namespace
+
+std::optional<ChatTemplate> read_chat_template(const fs::path& folder, const std::string& name) {
+  ordered_json tokens = ordered_json::object();
+  const auto config = read_object(folder / "tokenizer_config.json");
+  if (config) {
+    add_special_tokens(*config, tokens);
+  }
+  if (const auto map = read_object(folder / "special_tokens_map.json")) {
+    add_special_tokens(*map, tokens);
+  }
+  const fs::path file =
+      name == "default" ? folder / "chat_template.jinja" : folder / "additional_chat_templates" / (name + ".jinja");
+  std::error_code ignored;
+  if (fs::is_regular_file(file, ignored)) {
+    return ChatTemplate::parse(read_file(file), file.string(), std::move(tokens));
+  }
+  if (!config) {
+    return std::nullopt;
+  }
+  const auto text = find_template(*config, name);
+  if (!text) {
+    return std::nullopt;
+  }
+  const std::string source = concat((folder / "tokenizer_config.json").string(), ": chat_template");
+  return ChatTemplate::parse(*text, source, std::move(tokens));
+}
+
+} // namespace trireme::chat
