@@ -127,7 +127,8 @@ TEST(ChatTemplateTest, HostileTemplatesAreRefused) {
       "{{ 123456789012345678901234567890 }}",
   };
   for (const std::string& text : hostile) {
-    EXPECT_THAT(error_of(text), testing::StartsWith("[chat] t.jinja:")) << text.substr(0, 120);
+    EXPECT_THAT(error_of(text, {.max_steps = 3'000'000}), testing::StartsWith("[chat] t.jinja:"))
+        << text.substr(0, 120);
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   EXPECT_LT(seconds, 60);

@@ -70,7 +70,7 @@ TEST(ChatEqualityTest, TextsAndSpansAreThoseOfTransformers) {
   const std::string file = (folder.path / "cases.json").string();
   const auto [status, output] =
       test::run_command(concat('\'', test::python(), "' '", test::source_dir(), "/tests/chat/render_templates.py' '",
-                               file, "' ", env::text("TRIREME_LONG_TESTS") ? 100'000 : 1'500));
+                               file, "' ", env::text("TRIREME_LONG_TESTS") ? 100'000 : 1'000));
   ASSERT_EQ(status, 0) << "PyPI transformers is needed (requirements-test.txt):\n" << output;
   const ordered_json all = ordered_json::parse(read_file(file));
   size_t texts = 0;

@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-const ordered_json kMessages = ordered_json::parse(R"([{"role": "user", "content": "hi"}])");
+const ordered_json kGreeting = ordered_json::parse(R"([{"role": "user", "content": "hi"}])");
 
 class ReadChatTemplateTest : public testing::Test {
  protected:
@@ -21,7 +21,7 @@ class ReadChatTemplateTest : public testing::Test {
   }
   std::string rendered(const std::string& name = "default") const {
     const auto found = read_chat_template(scratch_.path, name);
-    return found ? found->render(kMessages) : "none";
+    return found ? found->render(kGreeting) : "none";
   }
 
   ScratchFolder scratch_{make_scratch_folder("trireme_chat")};

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <sstream>
 
 namespace trireme::tools {
@@ -75,6 +76,40 @@ TEST_F(GenerateCommandTest, ATextEndsBeforeAStopText) {
   EXPECT_EQ(command("generate run " + how).output, concat("the qu", whole, '\n'));
 }
 
+TEST_F(GenerateCommandTest, ChatPutsAMessageIntoTheTemplate) {
+  const std::string how = "--max-tokens 30 --temperature 0 ";
+  const Finished refused = command("generate run --chat --prompt hi");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.output, HasSubstr("run/model has no chat template"));
+  fs::create_directories(folder / "run/model");
+  write_file_atomically(folder / "run/model/chat_template.jinja",
+                        "{% for m in messages %}{{ 'the ' if m.role == 'system' }}{{ m.content }} {% endfor %}\n"
+                        "{%- if add_generation_prompt %}fo{% endif %}");
+  const json plain = rows(how + "--prompt \"the quick brown fo\"").at(0);
+  const json chat = rows(how + "--chat --system quick --prompt brown").at(0);
+  EXPECT_EQ(chat.at("prompt"), "brown");
+  EXPECT_EQ(chat.at("ids"), plain.at("ids"));
+  EXPECT_EQ(chat.at("prompt_tokens"), std::strlen("the quick brown fo"));
+  EXPECT_EQ(rows(how + "--chat --prompt quick").at(0).at("ids"), rows(how + "--prompt \"quick fo\"").at(0).at("ids"));
+  const auto text = chat.at("text").get<std::string>();
+  EXPECT_EQ(command("generate run " + how + "--chat --system quick --prompt brown").output, text + "\n")
+      << "the answer alone";
+
+  const std::vector<int> ids = chat.at("ids");
+  const int end = ids.at(4); // a token of the tokenizer "bytes"
+  ASSERT_LT(end, 128) << text;
+  write_file_atomically(folder / "run/model/tokenizer_config.json",
+                        json{{"eos_token", std::string(1, static_cast<char>(end))}}.dump());
+  const json ended = rows(how + "--chat --system quick --prompt brown").at(0);
+  EXPECT_EQ(ended.at("ids").size(), static_cast<size_t>(std::ranges::find(ids, end) - ids.begin()) + 1);
+
+  write_file_atomically(folder / "run/model/chat_template.jinja", "{{ raise_exception('Only \"bot\" may speak') }}");
+  const Finished raised = command("generate run --chat --prompt hi");
+  EXPECT_EQ(raised.status, 2);
+  EXPECT_THAT(raised.output,
+              HasSubstr("chat_template.jinja:1: the chat template refuses this conversation: Only \"bot\""));
+}
+
 TEST_F(GenerateCommandTest, BadInputIsRefusedInOneSentence) {
   write_file_atomically(folder / "none", "");
   for (const auto& [words, why] : {std::pair("--prompts missing", "missing"),
@@ -85,6 +120,8 @@ TEST_F(GenerateCommandTest, BadInputIsRefusedInOneSentence) {
                                    {"--prompt a --min-p -1", "min_p is -1"},
                                    {"--prompt a --repetition-penalty 0", "repetition_penalty is 0"},
                                    {"--prompt a --stop \"\"", "--stop is empty"},
+                                   {"--chat", "--chat has no message"},
+                                   {"--prompt a --system b", "--chat"},
                                    {"--prompt a --dtype int4", "--dtype"},
                                    {"--prompt a --batch 0", "--batch"}}) {
     const Finished refused = command(concat("generate run ", words));

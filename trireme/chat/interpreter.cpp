@@ -214,7 +214,7 @@ Value Interpreter::make_macro(const MacroStatement& macro, const ScopePtr& scope
     macro_scopes_.push_back(scope);
   }
   const auto call = [this, &macro, scope](const Arguments& arguments) { return call_macro(macro, scope, arguments); };
-  return std::make_shared<const Callable>(Callable{macro.name, call, 1});
+  return std::make_shared<const Callable>(Callable{macro.name, call, 1, /*is_macro=*/true});
 }
 
 Value Interpreter::call_macro(const MacroStatement& macro, const ScopePtr& scope, const Arguments& arguments) {

@@ -175,7 +175,7 @@ std::optional<Value> find_attribute(const Value& value, const std::string& name,
       return found == nullptr ? std::nullopt : std::optional(*found);
     }
     case Kind::callable:
-      return name == "name" ? std::optional(Value(value.callable().name)) : std::nullopt;
+      return name == "name" && value.callable().is_macro ? std::optional(Value(value.callable().name)) : std::nullopt;
     default:
       return std::nullopt;
   }

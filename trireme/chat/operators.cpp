@@ -347,7 +347,7 @@ Value slice(const Value& value, const Slice& slice, Budget& budget) {
   const bool fits = value.is_text() || (value.is_sequence() && value.sequence().type <= Sequence::Type::range);
   if (!fits) {
     value.require_defined();
-    return Value::undefined(concat(type_name(value), " object cannot be sliced"));
+    throw TemplateError(concat('\'', type_name(value), "' object cannot be sliced"));
   }
   const int64_t step = slice.step.value_or(1);
   if (step == 0) {

@@ -377,7 +377,7 @@ ExpressionPtr Parser::parse_filter_chain(ExpressionPtr node, bool starts_inline)
 
 ExpressionPtr Parser::parse_filter(ExpressionPtr node) {
   const int line = token().line;
-  std::string name = take_name("the name of a filter after '|'");
+  std::string name = parse_dotted_name("the name of a filter after '|'");
   if (optional_ == 0 && !is_filter(name)) {
     fail(concat("no filter is named '", printable(name), '\''), concat("Supported: ", join(filter_names(), ", "), '.'));
   }
@@ -390,11 +390,20 @@ ExpressionPtr Parser::parse_filter(ExpressionPtr node) {
   return filter;
 }
 
+// Names of filters and tests may have dots.
+std::string Parser::parse_dotted_name(const char* what) {
+  std::string name = take_name(what);
+  while (skip_sign(".")) {
+    name += "." + take_name("a name after '.'");
+  }
+  return name;
+}
+
 ExpressionPtr Parser::parse_test(ExpressionPtr node) {
   const int line = token().line;
   expect_name("is");
   const bool is_negated = skip_name("not");
-  std::string name = take_name("the name of a test after 'is'");
+  std::string name = parse_dotted_name("the name of a test after 'is'");
   if (optional_ == 0 && !is_value_test(name)) {
     fail(concat("no test is named '", printable(name), '\''),
          concat("Supported: ", join(value_test_names(), ", "), '.'));

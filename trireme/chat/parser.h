@@ -65,6 +65,7 @@ class Parser {
   ExpressionPtr parse_filter(ExpressionPtr node);
   ExpressionPtr parse_filter_chain(ExpressionPtr node, bool starts_inline);
   ExpressionPtr parse_test(ExpressionPtr node);
+  std::string parse_dotted_name(const char* what);
   std::vector<Argument> parse_arguments();
   /// Expressions with commas between them; without one, the expression alone.
   ExpressionPtr parse_tuple(bool with_condition, bool in_parentheses = false);

@@ -139,6 +139,7 @@ struct Callable {
   std::string name;
   std::function<Value(const Arguments&)> call;
   int nesting = 1;
+  bool is_macro = false; ///< which has its name as an attribute
 };
 
 /// Errors: TemplateError for more than kMostNesting levels, here and in the next.

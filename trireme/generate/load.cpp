@@ -90,8 +90,9 @@ Trained load_checkpoint(const fs::path& path) {
   trained.end_tokens = end_tokens_in(kept_folder(saved.folder()));
   trained.step = saved.step();
   trained.files = kept_folder(saved.folder());
-  if (std::error_code ignored; !fs::is_directory(trained.files, ignored)) { // a copy of the checkpoint alone
-    const fs::path tokenizer = run.data.tokenizer;
+  const fs::path tokenizer = run.data.tokenizer;
+  std::error_code ignored;
+  if (tokenizer.has_parent_path() && !fs::is_directory(trained.files, ignored)) { // a copy of the checkpoint alone
     trained.files = fs::is_directory(tokenizer, ignored) ? tokenizer : tokenizer.parent_path();
   }
   return trained;
