@@ -584,6 +584,168 @@ Today: " + strftime_now('%B %d, %Y') + "." %}
 ### Response:
 {% endif -%}
 """,
+    "qwen coder": """{% macro render_extra_keys(json_dict, handled_keys) %}
+    {%- if json_dict is mapping %}
+        {%- for json_key in json_dict if json_key not in handled_keys %}
+            {%- if json_dict[json_key] is mapping or (json_dict[json_key] is sequence and json_dict[json_key] is not string) %}
+                {{- '\\n<' ~ json_key ~ '>' ~ (json_dict[json_key] | tojson | safe) ~ '</' ~ json_key ~ '>' }}
+            {%- else %}
+                {{-'\\n<' ~ json_key ~ '>' ~ (json_dict[json_key] | string) ~ '</' ~ json_key ~ '>' }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+{% endmacro %}
+{%- if messages[0]["role"] == "system" %}{%- set system_message = messages[0]["content"] %}{%- set loop_messages = messages[1:] %}{%- else %}{%- set loop_messages = messages %}{%- endif %}
+{%- if not tools is defined %}{%- set tools = [] %}{%- endif %}
+{%- if tools is iterable and tools | length > 0 %}
+    {{- "<tools>" }}
+    {%- for tool in tools %}
+        {%- if tool.function is defined %}{%- set tool = tool.function %}{%- endif %}
+        {{- "\\n<function>\\n<name>" ~ tool.name ~ "</name>" }}
+        {%- if tool.description is defined %}{{- '\\n<description>' ~ (tool.description | trim) ~ '</description>' }}{%- endif %}
+        {{- '\\n<parameters>' }}
+        {%- if tool.parameters is defined and tool.parameters is mapping and tool.parameters.properties is defined and tool.parameters.properties is mapping %}
+            {%- for param_name, param_fields in tool.parameters.properties|items %}
+                {{- '\\n<parameter>\\n<name>' ~ param_name ~ '</name>' }}
+                {%- if param_fields.type is defined %}{{- '\\n<type>' ~ (param_fields.type | string) ~ '</type>' }}{%- endif %}
+                {{- render_extra_keys(param_fields, ['name', 'type', 'description']) }}{{- '\\n</parameter>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- render_extra_keys(tool.parameters, ['type', 'properties']) }}{{- '\\n</parameters>' }}{{- render_extra_keys(tool, ['type', 'name', 'description', 'parameters']) }}{{- '\\n</function>' }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in loop_messages %}
+    {%- if message.role == "assistant" and message.tool_calls is defined and message.tool_calls is iterable and message.tool_calls | length > 0 %}
+        {{- '<b>' + message.role }}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {{- '\\n<call>\\n<function=' + tool_call.name + '>\\n' }}
+            {%- if tool_call.arguments is defined %}
+                {%- for args_name, args_value in tool_call.arguments|items %}
+                    {{- '<parameter=' + args_name + '>\\n' }}
+                    {%- set args_value = args_value | tojson | safe if args_value is mapping or (args_value is sequence and args_value is not string) else args_value | string %}
+                    {{- args_value }}{{- '\\n</parameter>\\n' }}
+                {%- endfor %}
+            {%- endif %}
+        {%- endfor %}
+        {{- '<e>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.previtem and loop.previtem.role != "tool" %}{{- '<b>user\\n' }}{%- endif %}
+        {{- '<answer>\\n' }}{{- message.content }}{{- '\\n</answer>\\n' }}
+        {%- if not loop.last and loop.nextitem.role != "tool" %}{{- '<e>\\n' }}{%- elif loop.last %}{{- '<e>\\n' }}{%- endif %}
+    {%- else %}{{- '<b>' + message.role + '\\n' + message.content + '<e>\\n' }}{%- endif %}
+{%- endfor %}""",
+    "qwen vl": "{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<b>system\nYou help.<e>\n{% endif %}<b>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}<e>\n{% else %}{% for content in message['content'] %}{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}{% set image_count.value = image_count.value + 1 %}{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<pad>{% elif content['type'] == 'video' or 'video' in content %}{% set video_count.value = video_count.value + 1 %}{% if add_vision_id %}Video {{ video_count.value }}: {% endif %}<video>{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<e>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<b>assistant\n{% endif %}{{ image_count.value }}",
+    "glm": """[g]<sop>
+{%- if tools -%}<|system|>
+# Tools
+{% for tool in tools %}
+{{ tool | tojson(ensure_ascii=False) }}
+{% endfor %}{%- endif -%}
+{%- macro visible_text(content) -%}
+    {%- if content is string -%}{{- content }}
+    {%- elif content is iterable and content is not mapping -%}
+        {%- for item in content -%}{%- if item is mapping and item.type == 'text' -%}{{- item.text }}{%- elif item is string -%}{{- item }}{%- endif -%}{%- endfor -%}
+    {%- else -%}{{- content }}{%- endif -%}
+{%- endmacro -%}
+{%- set ns = namespace(last_user_index=-1) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{% set ns.last_user_index = loop.index0 -%}{%- endif %}{%- endfor %}
+{% for m in messages %}
+{%- if m.role == 'user' -%}<|user|>
+{{ visible_text(m.content) }}
+{{- '/nothink' if (enable_thinking is defined and not enable_thinking and not visible_text(m.content).endswith("/nothink")) else '' -}}
+{%- elif m.role == 'assistant' -%}<|assistant|>
+{%- set reasoning_content = '' %}{%- set content = visible_text(m.content) %}
+{%- if m.reasoning_content is string %}{%- set reasoning_content = m.reasoning_content %}{%- elif '</think>' in content %}{%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}
+{%- if loop.index0 > ns.last_user_index and reasoning_content -%}{{ '\\n<think>' + reasoning_content.strip() + '</think>' }}{%- else -%}{{ '\\n<think></think>' }}{%- endif -%}
+{%- if content.strip() -%}{{ '\\n' + content.strip() }}{%- endif -%}
+{% if m.tool_calls %}{% for tc in m.tool_calls %}{%- if tc.function %}{%- set tc = tc.function %}{%- endif %}
+{{ '\\n<call>' + tc.name }}
+{% set _args = tc.arguments %}{% for k, v in _args.items() %}<k>{{ k }}</k>
+<v>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</v>
+{% endfor %}</call>{% endfor %}{% endif %}
+{%- elif m.role == 'tool' -%}
+{%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}{{- '<|observation|>' }}{%- endif %}{{- '\\n<answer>\\n' }}{{- m.content }}{{- '\\n</answer>' }}
+{%- elif m.role == 'system' -%}<|system|>
+{{ visible_text(m.content) }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{{- '\\n<think></think>' if (enable_thinking is defined and not enable_thinking) else '' -}}{%- endif -%}""",
+    "kimi": """{%- macro render_content(msg) -%}{%- set c = msg.get('content') -%}{%- if c is string -%}{{ c }}{%- elif c is not none -%}{% for content in c -%}{% if content['type'] == 'image' or 'image' in content -%}<media>{% else -%}{{ content['text'] }}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endmacro -%}
+{%- if tools -%}<s>tool_declare<m>{{ tools | tojson(separators=(',', ':')) }}<e>{%- endif -%}
+{%- for message in messages -%}
+  {%- if loop.first and messages[0]['role'] != 'system' -%}<s>system<m>You are K.<e>{%- endif -%}
+  {%- set role_name = message.get('name') or message['role'] -%}
+  {%- if message['role'] == 'user' -%}<u>{{role_name}}<m>{%- elif message['role'] == 'assistant' -%}<a>{{role_name}}<m>{%- else -%}<s>{{role_name}}<m>{%- endif -%}
+  {%- if message['role'] == 'assistant' and message.get('tool_calls') -%}{{render_content(message)}}<calls>{%- for tool_call in message['tool_calls'] -%}{%- set formatted_id = tool_call['id'] -%}<call>{{ formatted_id }}<args>{% if tool_call['function']['arguments'] is string %}{{ tool_call['function']['arguments'] }}{% else %}{{ tool_call['function']['arguments'] | tojson }}{% endif %}</call>{%- endfor -%}</calls>
+  {%- elif message['role'] == 'tool' -%}## Return of {{ message.tool_call_id }}
+{{render_content(message)}}
+  {%- elif message['content'] is not none -%}{{render_content(message)}}{%- endif -%}<e>
+{%- endfor -%}{%- if add_generation_prompt -%}<a>assistant<m>{%- endif -%}""",
+    "hermes": """{%- macro to_type(json_spec) %}{%- set basic = {"string": "str", "number": "float", "integer": "int", "boolean": "bool"} %}{%- if json_spec.type in basic.keys() %}{{- basic[json_spec.type] }}{%- elif json_spec.type == "array" %}{{- "list[" + to_type(json_spec['items']) + "]"}}{%- elif json_spec.type == "object" %}{{- "dict" }}{%- elif json_spec.type is iterable %}{{- "Union[" }}{%- for t in json_spec.type %}{{- to_type({"type": t}) }}{%- if not loop.last %}{{- "," }}{%- endif %}{%- endfor %}{{- "]" }}{%- else %}{{- "Any" }}{%- endif %}{%- endmacro %}
+{{- bos_token }}{{- '<b>system\\n' }}
+{%- for tool in tools | default([], true) %}
+    {%- if tool.function is defined %}{%- set tool = tool.function %}{%- endif %}
+    {{- '{"type": "function", "function": ' }}{{- '{"name": "' + tool.name + '", ' }}{{- '"description": "' + tool.name + '(' }}
+    {%- for param_name, param_fields in tool.parameters.properties|items %}{{- param_name + ": " + to_type(param_fields) }}{%- if not loop.last %}{{- ", " }}{%- endif %}{%- endfor %}
+    {{- ")" }}
+    {%- for param_name, param_fields in tool.parameters.properties|items %}
+        {%- if loop.first %}{{- "\\n    Args:\\n" }}{%- endif %}
+        {{- "        " + param_name + "(" + to_type(param_fields) + "): " + param_fields.description|default('')|trim }}
+    {%- endfor %}
+    {{- '", "parameters": ' }}{%- if tool.parameters.properties | length == 0 %}{{- "{}" }}{%- else %}{{- tool.parameters|tojson }}{%- endif %}{{- "}" }}{%- if not loop.last %}{{- "\\n" }}{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "user" or message.role == "system" or (message.role == "assistant" and message.tool_calls is not defined) %}{{- '<b>' + message.role + '\\n' + message.content + '<e>' + '\\n' }}
+    {%- elif message.role == "assistant" %}{{- '<b>' + message.role }}{%- for tool_call in message.tool_calls %}{{- '\\n<call>\\n' }}{%- if tool_call.function is defined %}{%- set tool_call = tool_call.function %}{%- endif %}{{- '{' }}{{- '"name": "' }}{{- tool_call.name }}{{- '"' }}{{- ', '}}{%- if tool_call.arguments is defined %}{{- '"arguments": ' }}{%- if tool_call.arguments is string %}{{- tool_call.arguments }}{%- else %}{{- tool_call.arguments|tojson }}{%- endif %}{%- endif %}{{- '}' }}{{- '\\n</call>' }}{%- endfor %}{{- '<e>\\n' }}
+    {%- elif message.role == "tool" %}{%- if loop.previtem and loop.previtem.role != "tool" %}{{- '<b>tool\\n' }}{%- endif %}{{- message.content }}{%- if not loop.last %}{{- '\\n</answer>\\n' }}{%- else %}{{- '\\n</answer>' }}{%- endif %}{%- if not loop.last and loop.nextitem.role != "tool" %}{{- '<e>' }}{%- elif loop.last %}{{- '<e>' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<b>assistant\\n' }}{%- endif %}""",
+    "llama4": """{{- bos_token }}
+{%- if custom_tools is defined and custom_tools%}{%- set tools = custom_tools %}{%- endif %}
+{%- if tools is defined and tools %}{%- set tool_definition = tool_definition ~ (tools | tojson(indent=4)) %}{%- else %}{%- set tools = none %}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- if messages[0]['content'] is string %}{%- set system_message = messages[0]['content']|trim %}{%- else %}{%- set system_message = messages[0]['content'][0]['text']|trim %}{%- endif %}
+    {%- set messages = messages[1:] %}
+{%- elif tools is not none %}{%- set system_message = "Tools:" %}{%- else %}{%- set system_message = "" %}{%- endif %}
+{%- if system_message %}{{- "<h>system</h>\\n\\n" }}{{- system_message }}{%- if tools is not none %}{{- tool_definition }}{%- endif %}{{- "<eot>" }}{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or ('tool_calls' in message and message.tool_calls|length != 0)) %}
+    {{- '<h>' + message['role'] + '</h>\\n\\n' }}
+        {%- if message['content'] is string %}{{- message['content'] }}{%- else %}{%- for content in message['content'] %}{%- if content['type'] == 'image' %}{{- '<image>' }}{%- elif content['type'] == 'text' %}{{- content['text'] | trim }}{%- endif %}{%- endfor %}{%- endif %}
+    {{- "<eot>" }}
+    {%- elif 'tool_calls' in message and message.tool_calls|length > 0 %}
+       {{- '<h>assistant</h>\\n\\n' -}}{{- '<py>' }}
+        {%- if message['content'] is string %}{{- message['content'] }}{%- else %}{%- for content in message['content'] %}{{- content.type }}{%- endfor %}{%- endif %}
+        {{- "[" }}{%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {{-  tool_call.name + '(' -}}{%- for param in tool_call.arguments %}{{- param + '="' -}}{{- "%s" | format(tool_call.arguments[param]) -}}{{- '"' -}}{% if not loop.last %}, {% endif %}{%- endfor %}{{- ')' -}}{% if not loop.last %}, {% endif %}
+        {%- endfor %}{{- "]" }}{{- "<eom>" }}
+    {%- elif message.role == "tool" or message.role == "ipython" %}{{- "<h>ipython</h>\\n\\n" }}{%- if message.content is string %}{{-  message.content | tojson }}{%- else %}{%- for content in message['content']  %}{%- if content['type']  == 'text' %}{{-  content['text'] | tojson }}{%- endif %}{%- endfor %}{%- endif %}{{- "<eom>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<h>assistant</h>\\n\\n' }}{%- endif %}
+""",
+    "internlm": "{{ bos_token }}{% for message in messages %}{{'<b>' + message['role'] + (' name=' + message['name'] if message['name'] is defined else '') + '\n' + message['content'] + '<e>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<b>assistant\n' }}{% endif %}",
+    "falcon": "{% for message in messages %}{% if not loop.first %}{{ '\n' }}{% endif %}{% if message['role'] == 'system' %}{{ 'System: ' }}{% elif message['role'] == 'user' %}{{ 'User: ' }}{% elif message['role'] == 'assistant' %}{{ 'Falcon: ' }}{% endif %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}{{ '\n' + 'Falcon:' }}{% endif %}",
+    "openchat": "{{ bos_token }}{% for message in messages %}{{ 'GPT4 Correct ' + message['role'].title() + ': ' + message['content'] + '<e>'}}{% endfor %}{% if add_generation_prompt %}{{ 'GPT4 Correct Assistant:' }}{% endif %}",
+    "functionary": """{# version v3 #}{%- if not tools is defined -%}{%- set tools = none -%}{%- endif -%}
+{%- set has_code_interpreter = tools | selectattr("type", "equalto", "code_interpreter") | list | length > 0 -%}
+{%- if has_code_interpreter -%}{%- set tools = tools | rejectattr("type", "equalto", "code_interpreter") | list -%}{%- endif -%}
+{%- if has_code_interpreter -%}{{ "Environment: ipython\n" -}}{%- else -%}{{ "\n" -}}{%- endif %}
+{%- if tools -%}{%- for t in tools -%}{%- if "type" in t -%}{{ "Use the function '" + t["function"]["name"] + "' to '" + t["function"]["description"] + "'\n" + t["function"] | tojson() }}{%- else -%}{{ t | tojson }}{%- endif -%}{{ "\n\n" -}}{%- endfor -%}{%- endif -%}
+{%- for message in messages -%}
+    {%- if message['role'] == 'user' or message['role'] == 'system' -%}{{ '<h>' + message['role'] + '</h>\n\n' + message['content'] + '<eot>' }}
+    {%- elif message['role'] == 'tool' -%}{{ '<h>ipython</h>\n\n' + message['content'] + '<eot>' }}
+    {%- else -%}
+        {%- if (message['content'] and message['content']|length > 0) or ('tool_calls' in message and message['tool_calls'] and message['tool_calls']|length > 0) -%}{{ '<h>' + message['role'] + '</h>\n\n'}}{%- endif -%}
+        {%- if message['content'] and message['content']|length > 0 -%}{{ message['content'] }}{%- endif -%}
+        {%- if 'tool_calls' in message and message['tool_calls'] and message['tool_calls']|length > 0 -%}{%- for tool_call in message['tool_calls'] -%}{%- if tool_call["function"]["name"] == "python" -%}{{ '<py>' + tool_call['function']['arguments'] }}{%- else -%}{{ '<function=' + tool_call['function']['name'] + '>' + tool_call['function']['arguments'] | string + '</function>' }}{%- endif -%}{%- endfor -%}{{ '<eom>' }}
+        {%- elif message['content'] and message['content']|length > 0 -%}{{ '<eot>' }}{%- endif -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<h>assistant</h>\n\n' }}{%- endif -%}""",
     "tables": """{%- set names = {'user': 'U', 'assistant': 'A', 'system': 'S', 'tool': 'T'} -%}
 {% for message in messages -%}
 {{ "%02d" % loop.index }} {{ "%-3s" | format(names.get(message.role, '?')) }}| {{ loop.revindex }}/{{ loop.length }} {{ loop.cycle('odd', 'even') }} {{ 'new' if loop.changed(message.role) else 'old' }} {{ loop.previtem.role if loop.previtem is defined else '-' }} {{ loop.nextitem.role | default('-') }} {{ loop.first }} {{ loop.last }} {{ loop.revindex0 }} {{ loop.depth }}
