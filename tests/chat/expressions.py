@@ -92,7 +92,7 @@ class Generator:
         return self.pick(
             lambda: f"{self.list(depth - 1)}[{self.number(depth - 1)}]", lambda: f"({self.any(depth - 1)} if {self.boolean(depth - 1)} else {self.any(depth - 1)})",
             lambda: f"({self.any(depth - 1)} {self.pick('and', 'or')} {self.any(depth - 1)})", lambda: f"d.{self.pick('a', 'b', 'zz', 'pop')}",
-            lambda: f"{self.list(depth - 1)} | {self.pick('first', 'last', 'min', 'max', 'sum')}", lambda: f"{self.other(depth - 1)}.{self.pick('name', 'x', 'a', 'tags')}",
+            lambda: f"{self.list(depth - 1)} | {self.pick('first', 'last', 'min', 'max', 'sum')}", lambda: f"({self.other(depth - 1)}).{self.pick('name', 'x', 'a', 'tags')}",
             lambda: f"{self.any(depth - 1)} | default({self.any(depth - 1)})", lambda: f"d.get({self.text(0)}, {self.any(depth - 1)})",
             lambda: f"{{{self.text(0)}: {self.any(depth - 1)}}}")()
 
@@ -102,7 +102,7 @@ class Generator:
         return self.pick(
             lambda: f"({self.number(depth - 1)} {self.pick('+', '-', '*', '/', '//', '%')} {self.number(depth - 1)})", lambda: f"{self.number(depth - 1)} {self.pick('+', '-', '*')} {self.number(depth - 1)}",
             lambda: f"{self.any(depth - 1)} | length", lambda: f"{self.text(depth - 1)} | int", lambda: f"{self.number(depth - 1)} | {self.pick('abs', 'int', 'float', 'round')}", lambda: f"-{self.number(depth - 1)}",
-            lambda: f"{self.text(depth - 1)}.find({self.text(depth - 1)})", lambda: f"{self.text(depth - 1)}.count({self.text(depth - 1)})", lambda: f"({self.any(depth - 1)} + {self.any(depth - 1)})",
+            lambda: f"({self.text(depth - 1)}).find({self.text(depth - 1)})", lambda: f"({self.text(depth - 1)}).count({self.text(depth - 1)})", lambda: f"({self.any(depth - 1)} + {self.any(depth - 1)})",
             lambda: f"{self.list(depth - 1)} | sum")()
 
     def text(self, depth):
@@ -110,11 +110,11 @@ class Generator:
             return self.rng.choice(self.TEXTS)
         return self.pick(
             lambda: f"({self.any(depth - 1)} ~ {self.any(depth - 1)})", lambda: f"({self.text(depth - 1)} + {self.text(depth - 1)})",
-            lambda: f"{self.text(depth - 1)}[{self.pick('', '1', '-2', 'i')}:{self.pick('', '2', '-1', '5')}{self.pick('', ':2', ':-1')}]",
-            lambda: f"{self.text(depth - 1)}.{self.pick('upper', 'lower', 'title', 'capitalize', 'strip', 'lstrip', 'rstrip', 'swapcase')}()",
+            lambda: f"({self.text(depth - 1)})[{self.pick('', '1', '-2', 'i')}:{self.pick('', '2', '-1', '5')}{self.pick('', ':2', ':-1')}]",
+            lambda: f"({self.text(depth - 1)}).{self.pick('upper', 'lower', 'title', 'capitalize', 'strip', 'lstrip', 'rstrip', 'swapcase')}()",
             lambda: f"{self.any(depth - 1)} | {self.pick('upper', 'lower', 'title', 'capitalize', 'trim', 'string', 'tojson', 'tojson(indent=2)', 'indent', 'replace(1, 2)')}",
-            lambda: f"{self.list(depth - 1)} | join({self.text(0)})", lambda: f"{self.text(depth - 1)}.replace({self.text(0)}, {self.text(0)})", lambda: f"{self.text(depth - 1)}.strip({self.text(0)})",
-            lambda: f"{self.text(depth - 1)} % {self.any(depth - 1)}", lambda: f"({self.text(depth - 1)} * {self.pick('0', '2', '-1', 'yes')})", lambda: f"{self.text(depth - 1)}.join({self.list(depth - 1)})",
+            lambda: f"{self.list(depth - 1)} | join({self.text(0)})", lambda: f"({self.text(depth - 1)}).replace({self.text(0)}, {self.text(0)})", lambda: f"({self.text(depth - 1)}).strip({self.text(0)})",
+            lambda: f"{self.text(depth - 1)} % {self.any(depth - 1)}", lambda: f"({self.text(depth - 1)} * {self.pick('0', '2', '-1', 'yes')})", lambda: f"({self.text(depth - 1)}).join({self.list(depth - 1)})",
             lambda: f"'{{}} {{}}'.format({self.any(depth - 1)}, {self.any(depth - 1)})")()
 
     def list(self, depth):
@@ -122,7 +122,7 @@ class Generator:
             return self.rng.choice(self.LISTS)
         return self.pick(
             lambda: f"[{self.any(depth - 1)}, {self.any(depth - 1)}]", lambda: f"({self.list(depth - 1)} + {self.list(depth - 1)})", lambda: f"{self.list(depth - 1)}[{self.pick('', '1', '-2')}:{self.pick('', '2', '-1')}]",
-            lambda: f"{self.text(depth - 1)}.split({self.pick('', self.text(0))})", lambda: f"{self.list(depth - 1)} | {self.pick('sort', 'reverse | list', 'unique | list', 'list')}", lambda: f"{self.any(depth - 1)} | list",
+            lambda: f"({self.text(depth - 1)}).split({self.pick('', self.text(0))})", lambda: f"{self.list(depth - 1)} | {self.pick('sort', 'reverse | list', 'unique | list', 'list')}", lambda: f"{self.any(depth - 1)} | list",
             lambda: f"{self.list(depth - 1)} | map({self.pick(chr(39) + 'string' + chr(39), chr(39) + 'upper' + chr(39), 'attribute=' + chr(39) + 'name' + chr(39))}) | list",
             lambda: f"{self.list(depth - 1)} | {self.pick('select', 'reject')}({self.pick('', repr('string'), repr('odd'), repr('defined'), repr('none'))}) | list", lambda: f"({self.any(depth - 1)},)",
             lambda: f"users | selectattr({self.pick(repr('ok'), repr('age'), repr('name'))}{self.pick('', ', ' + repr('defined'), ', ' + repr('string'))}) | map(attribute='name') | list", lambda: f"d.items() | list", lambda: f"d | dictsort")()
@@ -134,4 +134,4 @@ class Generator:
             lambda: f"{self.any(depth - 1)} {self.pick('==', '!=', '<', '<=', '>', '>=')} {self.any(depth - 1)}", lambda: f"{self.number(depth - 1)} {self.pick('<', '>=')} {self.number(depth - 1)} {self.pick('<=', '==')} {self.number(depth - 1)}",
             lambda: f"{self.any(depth - 1)} {self.pick('in', 'not in')} {self.any(depth - 1)}", lambda: f"not {self.any(depth - 1)}",
             lambda: f"{self.any(depth - 1)} is {self.pick('', 'not ')}{self.pick('defined', 'none', 'string', 'number', 'mapping', 'iterable', 'sequence', 'odd', 'true', 'integer', 'boolean', 'upper')}",
-            lambda: f"{self.text(depth - 1)}.{self.pick('startswith', 'endswith')}({self.text(depth - 1)})")()
+            lambda: f"({self.text(depth - 1)}).{self.pick('startswith', 'endswith')}({self.text(depth - 1)})")()

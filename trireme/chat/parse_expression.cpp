@@ -56,7 +56,11 @@ ExpressionPtr Parser::parse_expression(bool with_condition) {
 }
 
 ExpressionPtr Parser::parse_conditional() {
+  const size_t unknown = unknown_.size();
   ExpressionPtr node = parse_or();
+  if (is_name("if")) {
+    unknown_.erase(unknown_.begin() + static_cast<std::ptrdiff_t>(unknown), unknown_.end()); // it may not be reached
+  }
   while (is_name("if")) {
     const int line = token().line;
     ++at_;
@@ -379,7 +383,8 @@ ExpressionPtr Parser::parse_filter(ExpressionPtr node) {
   const int line = token().line;
   std::string name = parse_dotted_name("the name of a filter after '|'");
   if (optional_ == 0 && !is_filter(name)) {
-    fail(concat("no filter is named '", printable(name), '\''), concat("Supported: ", join(filter_names(), ", "), '.'));
+    unknown_.push_back({line, concat("no filter is named '", printable(name), '\''),
+                        concat("Supported: ", join(filter_names(), ", "), '.')});
   }
   ExpressionPtr filter = make(Form::filter, line);
   add_operand(*filter, std::move(node));
@@ -405,8 +410,8 @@ ExpressionPtr Parser::parse_test(ExpressionPtr node) {
   const bool is_negated = skip_name("not");
   std::string name = parse_dotted_name("the name of a test after 'is'");
   if (optional_ == 0 && !is_value_test(name)) {
-    fail(concat("no test is named '", printable(name), '\''),
-         concat("Supported: ", join(value_test_names(), ", "), '.'));
+    unknown_.push_back({line, concat("no test is named '", printable(name), '\''),
+                        concat("Supported: ", join(value_test_names(), ", "), '.')});
   }
   ExpressionPtr test = make(Form::test, line, list_of(std::move(node)));
   test->name = std::move(name);

@@ -97,7 +97,11 @@ void Parser::fail_unexpected() const {
 }
 
 Body Parser::run() {
-  return parse_body({});
+  Body body = parse_body({});
+  if (!unknown_.empty()) {
+    fail_at(source_, unknown_.front().line, unknown_.front().what, unknown_.front().next);
+  }
+  return body;
 }
 
 // Up to a tag named in `ends`, at whose name it stops.

@@ -94,6 +94,13 @@ class Parser {
   int optional_ = 0;                    ///< `if`s around here: what is unknown there counts only when it is reached
   std::vector<MacroStatement*> macros_; ///< around here
   std::vector<std::string> open_tags_;
+  /// A filter or test that does not exist, outside of an `if`.
+  struct Unknown {
+    int line;
+    std::string what;
+    std::string next;
+  };
+  std::vector<Unknown> unknown_;
 };
 
 } // namespace trireme::chat
