@@ -205,7 +205,8 @@ TEST_F(SafetensorsDamageTest, ATensorThatIsCutOffAfterOpeningIsRefused) {
   fs::resize_file(file, fs::file_size(file) - 16'000);
   EXPECT_TRUE(read.tensor("a").equal(at::ones({4096})));
   EXPECT_TRUE(read.range("b", 0, 8).equal(at::ones({8})));
-  EXPECT_THAT(message_of<InputError>([&] { read.tensor("b"); }), HasSubstr("\"b\" is missing: another program has cut"));
+  EXPECT_THAT(message_of<InputError>([&] { read.tensor("b"); }),
+              HasSubstr("\"b\" is missing: another program has cut"));
 }
 
 TEST_F(SafetensorsDamageTest, WhatIsNoFileIsRefused) {

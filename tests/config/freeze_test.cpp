@@ -104,8 +104,7 @@ TEST(FreezeTest, BadExpressionsEnd) {
   EXPECT_THAT(refusal_of([] { frozen_of_all(freezing(R"("(a|b|ab)*c")"), {std::string(100'000, 'a')}); }),
               HasSubstr("matches no"));
   for (const char* const json : {R"("(.)\\1")", R"("((.?){100}){100}q")", R"("(a?){1,99999999999}")"}) {
-    EXPECT_THAT(refusal_of([&] { frozen_of_all(freezing(json), kParameters); }),
-                HasSubstr("regular expression"))
+    EXPECT_THAT(refusal_of([&] { frozen_of_all(freezing(json), kParameters); }), HasSubstr("regular expression"))
         << json;
   }
   EXPECT_THAT(refusal_of([] { frozen_of_all(freezing(R"("x")"), {}); }), HasSubstr("matches no"));

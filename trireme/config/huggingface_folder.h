@@ -11,8 +11,8 @@
 // "model": {"from": FOLDER} in run files: a Hugging Face folder.
 namespace trireme::config {
 
-/// What data::make_tokenizer() reads from a Hugging Face folder: tokenizer.json, vocab.json or encoder.json. Empty if it
-/// has none.
+/// What data::make_tokenizer() reads from a Hugging Face folder: tokenizer.json, vocab.json or encoder.json. Empty if
+/// it has none.
 std::filesystem::path tokenizer_in(const std::filesystem::path& folder);
 
 /// Reads the model of the folder that "from" in the section "model" names, if it does, and adds its notes to those of
