@@ -98,10 +98,10 @@ TEST(FreezeTest, RefusesWhatCannotBeMeant) {
   EXPECT_THAT(refused('"' + std::string(2000, '(') + '"'), HasSubstr("more than 1000 characters"));
 }
 
-// Matching may not take exponential time, nor a stack frame for each character.
+// Matching takes no exponential time.
 TEST(FreezeTest, BadExpressionsEnd) {
   EXPECT_THAT(refusal_of([] { frozen_of_all(freezing(R"("(.*)*(.*)*q")"), kParameters); }), HasSubstr("matches no"));
-  EXPECT_THAT(refusal_of([] { frozen_of_all(freezing(R"("(a|b|ab)*c")"), {std::string(500, 'a')}); }),
+  EXPECT_THAT(refusal_of([] { frozen_of_all(freezing(R"("(a|b|ab)*c")"), {std::string(1000, 'a')}); }),
               HasSubstr("matches no"));
   for (const char* const json : {R"("(.)\\1")", R"("((.?){100}){100}q")", R"("(a?){1,99999999999}")"}) {
     EXPECT_THAT(refusal_of([&] { frozen_of_all(freezing(json), kParameters); }), HasSubstr("regular expression"))

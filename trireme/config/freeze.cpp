@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <regex>
+#include <set>
 #include <utility>
 
 namespace trireme::config {
@@ -92,18 +93,17 @@ size_t distance_within(const std::string& text, const std::string& name) {
   return *std::min_element(row.begin(), row.end());
 }
 
-std::string nearest_names(const std::string& expression, const std::vector<std::string>& names) {
+std::string nearest_names(const std::string& expression, const std::set<std::string>& names) {
   constexpr size_t kShown = 3;
   const std::string text = plain_part(expression);
-  std::vector<std::pair<size_t, size_t>> nearest; // distance, place
-  for (size_t i = 0; i < names.size(); ++i) {
-    nearest.emplace_back(distance_within(text, names[i]), i);
+  std::vector<std::pair<size_t, std::string>> nearest;
+  for (const std::string& name : names) {
+    nearest.emplace_back(distance_within(text, name), printable(name));
   }
-  const size_t count = std::min(kShown, nearest.size());
-  std::partial_sort(nearest.begin(), nearest.begin() + static_cast<int64_t>(count), nearest.end());
+  std::stable_sort(nearest.begin(), nearest.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<std::string> shown;
-  for (size_t i = 0; i < count; ++i) {
-    shown.push_back(printable(names[nearest[i].second]));
+  for (size_t i = 0; i < std::min(kShown, nearest.size()); ++i) {
+    shown.push_back(nearest[i].second);
   }
   return join(shown, ", ");
 }
@@ -120,19 +120,20 @@ std::vector<bool> frozen_among(const FreezeOptions& options, const std::vector<s
 }
 
 std::vector<bool> frozen_of_all(const FreezeOptions& options, const std::vector<std::string>& names) {
+  const std::set<std::string> distinct(names.begin(), names.end()); // layers may share a parameter
   for (const Expression& expression : options.expressions) {
     const std::vector<bool> matches = matches_of(expression, names);
     if (std::find(matches.begin(), matches.end(), true) == matches.end()) {
       throw InputError(
           "config",
           concat(expression.place, ": \"", printable(expression.text), "\" matches no parameter of the model"),
-          concat("The nearest names are: ", nearest_names(expression.text, names), '.'));
+          concat("The nearest names are: ", nearest_names(expression.text, distinct), '.'));
     }
   }
   std::vector<bool> frozen = frozen_among(options, names);
   if (options.on() && std::find(frozen.begin(), frozen.end(), false) == frozen.end()) {
     throw InputError("config",
-                     concat(options.expressions.front().place, ": the expressions match all ", names.size(),
+                     concat(options.expressions.front().place, ": the expressions match all ", distinct.size(),
                             " parameters of the model, so nothing is left to train"),
                      "Remove one of them, or make it match fewer names.");
   }

@@ -52,7 +52,7 @@ engine::Initialized start(comm::World& world, const config::RunConfig& run) {
   engine::InitializeOptions options;
   options.config = run.engine;
   options.training_data = std::make_shared<Sequences>();
-  const auto is_frozen = [&](const std::string& name) { return frozen_among(run.training.freeze, {name})[0]; };
+  const auto is_frozen = [&](const std::string& name) -> bool { return frozen_among(run.training.freeze, {name})[0]; };
   if (run.builds_layers()) {
     options.pipeline = std::make_shared<pipeline::PipelineModule>(
         pipeline::frozen(models::gpt_layers(run.model.gpt), is_frozen), models::token_loss, run.pipeline);
@@ -95,8 +95,12 @@ TEST_P(FrozenMemory, IsWhatRanksAllocate) {
     allocated.restart();
     made.engine->train_batch();
     const int64_t most = allocated.most() + shared;
-    constexpr int64_t kSmall = 150'000; // batches, losses, what backends keep
-    const int64_t buffers = memory.item(Category::communication_buffers).bytes;
+    // Batches and losses; and what the shm backend keeps of the first broadcast of the largest frozen parameter, which
+    // lies in no flat buffer.
+    constexpr int64_t kSmall = 150'000 + 2 * 4 * 128 * 512;
+    // At stage 3 the unit that was gathered last, and the one that was reduced last, are freed by the next ones.
+    const int64_t of_last_units = zero_stage == 3 ? 2 * 4 * (12 * 128 + 13) * 128 : 0;
+    const int64_t buffers = memory.item(Category::communication_buffers).bytes + of_last_units;
     const int64_t activations = memory.item(Category::activations).bytes;
     EXPECT_GT(seen, memory.model_states() - kSmall);
     EXPECT_LT(seen, memory.model_states() + buffers + kSmall);

@@ -14,6 +14,11 @@ class Layers {
   Layers(int64_t samples, int64_t element, int64_t channels, int64_t side)
       : samples_(samples), element_(element), channels_(channels), side_(side) {}
 
+  // Layers from here on are named after a part of torchvision's model and their number in it; "": after their own.
+  void begin(const std::string& part) {
+    part_ = part;
+    first_ = part.empty() ? 0 : std::ssize(layers_);
+  }
   void convolution(int64_t out, int64_t kernel, int64_t stride, int64_t padding) {
     const int64_t weights = out * channels_ * kernel * kernel;
     Layer& layer = add("Conv2d");
@@ -77,7 +82,8 @@ class Layers {
   int64_t bytes() const { return element_ * samples_ * numel(); }
   bool keeps_input() const { return !is_kept_; }
   Layer& add(const char* type) {
-    Layer& layer = layers_.emplace_back(Layer{std::to_string(layers_.size()), type});
+    const std::string number = std::to_string(std::ssize(layers_) - first_);
+    Layer& layer = layers_.emplace_back(Layer{part_.empty() ? number : part_ + '.' + number, type});
     layer.input = bytes();
     return layer;
   }
@@ -92,6 +98,8 @@ class Layers {
   int64_t channels_;
   int64_t side_; // of the image between two layers
   bool is_kept_ = false;
+  std::string part_;
+  int64_t first_ = 0;
   std::vector<Layer> layers_;
 };
 
@@ -106,6 +114,7 @@ Model alexnet(const models::AlexNetOptions& options, const Conditions& condition
   }
   Layers layers(conditions.samples, element, options.channels, options.resize);
   layers.function(); // enlarges the images
+  layers.begin("features");
   layers.convolution(64, 11, 4, 2);
   layers.relu();
   layers.pool();
@@ -117,8 +126,10 @@ Model alexnet(const models::AlexNetOptions& options, const Conditions& condition
     layers.relu();
   }
   layers.pool();
+  layers.begin("");
   layers.average(kPooledSide);
   layers.flatten();
+  layers.begin("classifier");
   for (int i = 0; i < 2; ++i) {
     layers.dropout(options.dropout > 0);
     layers.linear(options.hidden);
