@@ -41,13 +41,22 @@ TEST(ChatTemplateTest, ErrorsNameTheLineAndWhatIsSupported) {
   EXPECT_THAT(error_of("a\n{% if x %}\n{{ 1 + }}{% endif %}"), HasSubstr("t.jinja:3: unexpected '}}'"));
   EXPECT_THAT(error_of("\n{{ x | frobnicate }}"), HasSubstr("t.jinja:2: no filter is named 'frobnicate'"));
   EXPECT_THAT(error_of("{{ x | frobnicate }}"), HasSubstr("tojson, trim"));
-  EXPECT_THAT(error_of("{{ x is frobnicated }}"), HasSubstr("Supported: !=, <"));
+  EXPECT_THAT(error_of("{{ x is frobnicated }}"), HasSubstr("no test is named 'frobnicated'. Supported: !=, <"));
+  EXPECT_THAT(error_of("{{ 'x'.zfill(3) }}"), HasSubstr("no method is named 'zfill'. Supported: capitalize, endswith"));
+  EXPECT_THAT(error_of("{{ messages[0].pop('role') }}"), HasSubstr("get, items, keys, values of dicts"));
+  EXPECT_THAT(error_of("{% for m in messages %}{{ loop.depth }}{% endfor %}"), HasSubstr("Supported: first, index"));
   EXPECT_THAT(error_of("{{ frobnicate(1) }}"), HasSubstr("raise_exception, range"));
   EXPECT_THAT(error_of("{% include 'x' %}"), HasSubstr("{% include %} is not supported"));
+  EXPECT_THAT(error_of("{% raw %}{% endraw %}"), HasSubstr("Supported: if, for, set, macro"));
+  EXPECT_THAT(error_of("{{ 7 // 2 }}"), HasSubstr("the operator // is not supported"));
+  EXPECT_THAT(error_of("{{ '%d' % 2 }}"), HasSubstr("% does not support texts"));
+  EXPECT_THAT(error_of("{{ 'abc'[::2] }}"), HasSubstr("no steps but [::-1]"));
+  EXPECT_THAT(error_of("{{ '%d' | format(2) }}"), HasSubstr("supports only %s"));
+  EXPECT_THAT(error_of("{%+ if 1 %}{% endif %}"), HasSubstr("'+' at the begin of a tag is not supported"));
   EXPECT_THAT(error_of("{% for x in y recursive %}{% endfor %}"), HasSubstr("recursive loop is not supported"));
   EXPECT_THAT(error_of("{% for x in messages %}\n{{ x.content.y.z }}{% endfor %}"),
               HasSubstr("t.jinja:2: 'str object' has no attribute 'y'"));
-  EXPECT_THAT(error_of("{{ messages.append(1) }}"), HasSubstr("'append' of a list is not allowed"));
+  EXPECT_THAT(error_of("{{ messages.append(1) }}"), HasSubstr("no method is named 'append'"));
   EXPECT_THAT(error_of("\n\n{{ raise_exception('Roles must\x1b[2J alternate') }}"),
               HasSubstr("t.jinja:3: the chat template refuses this conversation: Roles must"));
   EXPECT_THAT(error_of("{{ raise_exception('\x1b') }}"), testing::Not(HasSubstr("\x1b"))) << "no control of a terminal";
@@ -85,13 +94,8 @@ TEST(ChatTemplateTest, HostileTemplatesAreRefused) {
       hundred + "{% endfor %}{% endfor %}",
       "{{ 'x' * 1000000000000 }}",
       "{{ ('x' * 9223372036854775807) | length }}",
-      "{{ [1, 2] * 9223372036854775807 }}",
-      "{{ '%1000000000000d' % 1 }}",
-      "{{ '%99999999999999999999d' % 1 }}",
-      "{{ '{:>1000000000000}'.format(1) }}",
-      "{{ 'x'.center(1000000000000) }}",
-      "{{ 'x' | indent(1000000000000) }}",
       "{{ range(1000000000000) }}",
+      "{{ range(0, -9223372036854775807, -9223372036854775807) | join * 1000000000 }}",
       "{{ ('a' * 1000000) | replace('a', 'b' * 1000000) }}",
       "{{ ('a' * 1000000) | list | join('b' * 1000000) }}",
       "{% set ns = namespace(x='x') %}{% for a in range(100) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x | "
@@ -107,7 +111,6 @@ TEST(ChatTemplateTest, HostileTemplatesAreRefused) {
       "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
       "{% macro m() %}{% if true %}{% for i in [1] %}{% set x %}{{ [m()] | map('upper') | join }}{% endset %}{% endfor "
       "%}{% endif %}{% endmacro %}{{ m() }}",
-      "{% macro m() %}{% call m() %}{{ caller() }}{% endcall %}{% endmacro %}{{ m() }}",
       "{{ " + repeated("(", 100'000) + "1" + repeated(")", 100'000) + " }}",
       "{{ " + repeated("[", 100'000),
       "{{ " + repeated("{1:", 100'000),
@@ -116,10 +119,10 @@ TEST(ChatTemplateTest, HostileTemplatesAreRefused) {
       "{{ x" + repeated(".a", 100'000) + " }}",
       "{{ x" + repeated("[0", 100'000) + " }}",
       "{{ 1" + repeated(" if 1 else 1", 100'000) + " }}",
-      "{{ 1" + repeated(" | abs", 100'000) + " }}",
+      "{{ 1" + repeated(" | int", 100'000) + " }}",
       "{{ 1" + repeated(" is odd", 100'000) + " }}",
       "{{ x" + repeated("()", 100'000) + " }}",
-      "{{ x is y" + repeated(" (x is y", 100'000) + " }}",
+      "{{ x is y" + repeated("(x is y", 100'000) + " }}",
       repeated("{% if 1 %}", 100'000),
       repeated("{% for x in y %}", 100'000),
       "{% set " + repeated("(", 100'000) + "x = 1 %}",
@@ -158,8 +161,8 @@ TEST(ChatTemplateTest, CyclesAreFreed) {
   EXPECT_EQ(render("{% macro m() %}x{% endmacro %}{% set ns = namespace(m=m) %}{% set l = [m, ns] %}{{ l[0]() }}"),
             "x");
   EXPECT_EQ(render("{% for i in [1, 2] %}{% macro m() %}{{ i }}{% endmacro %}{% set k = [m, loop] %}"
-                   "{{ loop.changed(loop, k) }}{{ m() }}{% endfor %}"),
-            "True1True2");
+                   "{{ k | length }}{{ m() }}{% endfor %}"),
+            "2122");
 }
 
 TEST(ChatTemplateTest, ThreadsShareATemplate) {

@@ -748,10 +748,10 @@ Today: " + strftime_now('%B %d, %Y') + "." %}
 {%- if add_generation_prompt -%}{{ '<h>assistant</h>\n\n' }}{%- endif -%}""",
     "tables": """{%- set names = {'user': 'U', 'assistant': 'A', 'system': 'S', 'tool': 'T'} -%}
 {% for message in messages -%}
-{{ "%02d" % loop.index }} {{ "%-3s" | format(names.get(message.role, '?')) }}| {{ loop.revindex }}/{{ loop.length }} {{ loop.cycle('odd', 'even') }} {{ 'new' if loop.changed(message.role) else 'old' }} {{ loop.previtem.role if loop.previtem is defined else '-' }} {{ loop.nextitem.role | default('-') }} {{ loop.first }} {{ loop.last }} {{ loop.revindex0 }} {{ loop.depth }}
+{{ loop.index }} {{ "%s%%" | format(names.get(message.role, '?')) }}| {{ loop.revindex }}/{{ loop.length }} {{ loop.previtem.role if loop.previtem is defined else '-' }} {{ loop.nextitem.role | default('-') }} {{ loop.first }} {{ loop.last }} {{ loop.revindex0 }}
 {% else %}
 none
-{% endfor %}{{ messages | map(attribute='role') | unique | sort | join(', ') }}
+{% endfor %}{{ messages | map(attribute='role') | join(', ') }}
 """,
     "whitespace": """  {# a comment #}
   {% if true %}
@@ -759,16 +759,13 @@ none
   {% endif %}
 	{%- if true -%}   stripped   {%- endif %}
  x {% if true %} y {% endif %}
-{%+ if true %}
- plus {%+ endif +%}
 {{ 'a' -}}
    b
    {{- 'c' }}
-{{+ 'd' }}
+{{ 'd' }}
 {#- strip -#}
-   e {#+ keep +#}
- f {% raw %}{{ raw }} {% if %} {# no #}{% endraw %}
-  {%- raw -%}  g {{ x }}  {%- endraw -%}  h
+   e {# keep #}
+ f
 {% for m in messages %}
   * {{ m.role }}
 {% endfor %}
@@ -783,26 +780,21 @@ none
 {% for m in messages %}{{ x }}{% set x = m.role %}{{ x }}{% set ns.x = m.role %}{% set ns.n = ns.n + loop.index %}{% set ns.seen = ns.seen + [m.role] %}{% endfor %}
 {{ x }} {{ ns.x }} {{ ns.n }} {{ ns.seen }}
 {% if true %}{% set x = 'if' %}{% set y = 'y' %}{% endif %}{{ x }}{{ y }}{{ z }}
-{% with x = 'with', w = x %}{{ x }}{{ w }}{% set x = 'in' %}{{ x }}{% endwith %}{{ x }}{{ w }}
-{% set block %}{{ x }} in {{ ns.n }}{% set x = 'block' %}{% endset %}{{ block }}|{{ x }}|{% set up | upper | trim %}  {{ block }} {% endset %}{{ up }}
+{% set block %}{{ x }} in {{ ns.n }}{% set x = 'block' %}{% endset %}{{ block }}|{{ x }}|
 {% macro show(a, b='B', c=a) %}[{{ a }}{{ b }}{{ c }}{{ x }}{{ later }}]{% endmacro %}{% set later = 'L' %}{{ show(1) }}{{ show(1, c=3) }}{{ show(b=2, a=1) }}{{ show() }}
-{% macro all() %}{{ varargs }}{{ kwargs }}{{ caller() if caller else '' }}{% endmacro %}{{ all(1, 2, k=3) }}{% call all(5) %}called {{ x }}{% endcall %}
-{% macro each(items) %}{% for i in items %}{{ caller(i, loop.index) }};{% endfor %}{% endmacro %}{% call(i, n) each(['a', 'b']) %}{{ n }}{{ i }}{% endcall %}
-{% filter upper %}shout {{ x }}{% endfilter %} {% filter replace('a', 'b') | title %}a cat{% endfilter %}
-{% for a, b in [(1, 2), [3, 4]] %}{{ a + b }} {% endfor %}{% for k, v in {'p': 1, 'q': 2}.items() %}{{ k }}={{ v }} {% endfor %}{% for (a, b), c in [((1, 2), 3)] %}{{ a }}{{ b }}{{ c }}{% endfor %}
-{% set a, b = 1, 'two' %}{{ a }}{{ b }}{% set (c, d) = [3, 4] %}{{ c }}{{ d }}{% set ns.p, ns.q = 'pq' %}{{ ns.p }}{{ ns.q }}
+{% for a, b in [(1, 2), [3, 4]] %}{{ a + b }} {% endfor %}{% for k, v in {'p': 1, 'q': 2}.items() %}{{ k }}={{ v }} {% endfor %}{% for (a, b) in [(1, 2)] %}{{ a }}{{ b }}{% endfor %}
+{% set a, b = 1, 'two' %}{{ a }}{{ b }}{% set (c, d) = [3, 4] %}{{ c }}{{ d }}{% set a, b = 'pq' %}{{ a }}{{ b }}
 {% for i in range(10) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 5 %}{% break %}{% endif %}{{ i }}{% else %}never{% endfor %}
-{% for i in range(3) %}{% continue %}{% else %}as Jinja does{% endfor %} {% for i in [] %}{% else %}empty{% endfor %} {% for i in range(6) if i is odd %}{{ i }}/{{ loop.length }} {% endfor %}
+{% for i in [] %}{% else %}empty{% endfor %} {% for i in range(6) if i is odd %}{{ i }}/{{ loop.length }} {% endfor %}
 {% for i in range(2) %}{% for j in range(2) %}{{ loop.index }}{{ i }}{{ j }} {% endfor %}{{ loop.index }}{% endfor %} {% for c in 'zoë' %}{{ c }}.{% endfor %} {% for k in {'a': 1} %}{{ k }}{% endfor %}{% for x in missing %}{{ x }}{% else %}no{% endfor %}
-{% macro fib(n) %}{{ n if n < 2 else fib(n - 1) | int + fib(n - 2) | int }}{% endmacro %}{{ fib(9) }} {{ show is callable }} {{ show.name }} {% print 'printed' %} {{ loop is defined }}
+{% macro fib(n) %}{{ n if n < 2 else fib(n - 1) | int + fib(n - 2) | int }}{% endmacro %}{{ fib(9) }} {{ loop is defined }} {{ show(*[1, 2]) }}
 {% for m in messages %}{% macro inner() %}{{ m.role }}{{ loop.index }}{% endmacro %}{{ inner() }} {% endfor %}{{ inner is defined }}
 {% for i in [1] %}{% set hidden = i %}{% endfor %}{{ hidden is defined }}{% if false %}{% set never = 1 %}{% endif %}{{ never is defined }} {% if messages: %}colon{% endif %}""",
     "unpacks too few": "{% set a, b = [1] %}{{ a }}",
     "not a namespace": "{% set d = {} %}{% set d.x = 1 %}",
-    "private attribute": "{% set ns = namespace() %}{% set ns._x = 1 %}{{ ns._x }}",
     "macro with too many": "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, 2) }}",
     "macro with unknown": "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(b=2) }}",
-    "unknown in a branch": "{% if messages | length > 3 %}{{ messages | nofilter }}{% else %}{{ 1 is notest if false else 'fine' }}{% endif %}",
+    "unknown in a branch": "{% if messages | length > 3 %}{{ messages | nofilter }}{% else %}{{ (1 if false else 'fine') }}{% endif %}",
     "unknown filter": "{{ messages | nofilter }}",
     "unknown test": "{{ messages is notest }}",
     "unknown tag": "{% unknown %}",

@@ -14,6 +14,12 @@ class TemplateError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A template uses what Trireme leaves out of Jinja.
+class NotSupported : public TemplateError {
+ public:
+  using TemplateError::TemplateError;
+};
+
 /// Limits what one rendering may use, so that a template from elsewhere neither hangs nor fills the memory. An
 /// evaluated expression and a new element each cost one step, and 16 bytes of new text one more.
 class Budget {

@@ -26,30 +26,17 @@ enum class Side { both, left, right };
 /// str.strip(), lstrip() and rstrip(); without `chars`, spaces.
 std::string_view strip(std::string_view text, Side side, std::optional<std::string_view> chars = {});
 
-/// str.lower() and the like, with Unicode's simple mappings and those of ß and of a final Σ.
+/// str.lower() and the like, with Unicode's simple mappings.
 std::string lower(std::string_view text);
 std::string upper(std::string_view text);
 std::string capitalize(std::string_view text);
 std::string title(std::string_view text);
-std::string swapcase(std::string_view text);
-/// str.islower() and str.isupper(): a cased letter, and none of the other case.
-bool is_lower(std::string_view text);
-bool is_upper(std::string_view text);
-/// str.isalpha(), isdigit(), isalnum() and isspace().
-bool is_alpha(std::string_view text);
-bool is_digit(std::string_view text);
-bool is_alnum(std::string_view text);
-bool is_all_space(std::string_view text);
 
 /// str.replace(). `most`: replacements; negative: all. Errors: TemplateError for a text that is too long.
 std::string replace(std::string_view text, std::string_view old, std::string_view with, int64_t most, Budget& budget);
 
-/// str.splitlines().
-std::vector<std::string_view> split_lines(std::string_view text, bool keep_ends = false);
-/// str.split() and rsplit(): at `separator` (not empty), or without one at spaces. `most`: cuts; negative: all.
+/// str.split(): at `separator` (not empty), or without one at spaces. `most`: cuts; negative: all.
 std::vector<std::string_view> split_text(std::string_view text, std::optional<std::string_view> separator,
                                          int64_t most);
-std::vector<std::string_view> split_text_from_right(std::string_view text, std::optional<std::string_view> separator,
-                                                    int64_t most);
 
 } // namespace trireme::chat

@@ -88,6 +88,9 @@ Rendered ChatTemplate::render_with_spans(const ordered_json& messages, const Ren
     fail_at(parsed_->source, interpreter.line(),
             concat("the chat template refuses this conversation: ", clean_utf8(error.what())),
             "Change the messages as it says.");
+  } catch (const NotSupported& error) {
+    fail_at(parsed_->source, interpreter.line(), clean_utf8(error.what()),
+            "Change the template to use what is supported (docs/chat_templates.md).");
   } catch (const TemplateError& error) {
     fail_at(parsed_->source, interpreter.line(), clean_utf8(error.what()),
             "The chat template cannot render these messages: compare their keys with those it reads.");

@@ -48,8 +48,6 @@ Value Interpreter::evaluate(const Expression& node, const ScopePtr& scope) {
       return evaluate_slice(node, scope);
     case Form::negate:
       return negate(evaluate(*node.operands[0], scope));
-    case Form::affirm:
-      return affirm(evaluate(*node.operands[0], scope));
     case Form::not_:
       return !is_true(evaluate(*node.operands[0], scope));
     case Form::arithmetic:
@@ -102,9 +100,6 @@ Value Interpreter::evaluate_slice(const Expression& node, const ScopePtr& scope)
       return std::nullopt;
     }
     const Value given = evaluate(*node.operands[i], scope);
-    if (given.is_none()) {
-      return std::nullopt;
-    }
     const auto number = number_of(given);
     if (!number || number->is_real) {
       given.require_defined();
@@ -176,62 +171,38 @@ Arguments Interpreter::evaluate_arguments(const Expression& node, const ScopePtr
   Arguments arguments;
   for (const Argument& argument : node.arguments) {
     Value value = evaluate(*argument.value, scope);
-    switch (argument.kind) {
-      case Argument::Kind::positional:
-        arguments.positional.push_back(std::move(value));
-        break;
-      case Argument::Kind::named:
-        arguments.named.emplace_back(argument.name, std::move(value));
-        break;
-      case Argument::Kind::list:
-        for (Value& element : elements_of(value, budget_)) {
-          arguments.positional.push_back(std::move(element));
-        }
-        break;
-      case Argument::Kind::dict:
-        if (!value.is_mapping()) {
-          throw TemplateError(concat("the argument after ** must be a dict, not ", type_name(value)));
-        }
-        for (const auto& [name, element] : value.mapping().items()) {
-          if (!name.is_text()) {
-            throw TemplateError("keywords must be texts");
-          }
-          arguments.named.emplace_back(name.text(), element);
-        }
-        break;
+    if (argument.is_list) {
+      std::ranges::move(elements_of(value, budget_), std::back_inserter(arguments.positional));
+    } else if (argument.name.empty()) {
+      arguments.positional.push_back(std::move(value));
+    } else {
+      arguments.named.emplace_back(argument.name, std::move(value));
     }
   }
   line_ = node.line;
   return arguments;
 }
 
-Value Interpreter::evaluate_call(const Expression& node, const ScopePtr& scope, const Value* caller) {
-  const Value callee = evaluate(*node.operands[0], scope);
-  Arguments arguments = evaluate_arguments(node, scope);
-  if (caller != nullptr) {
-    arguments.named.emplace_back("caller", *caller);
+Value Interpreter::evaluate_call(const Expression& node, const ScopePtr& scope) {
+  const Expression& named = *node.operands[0];
+  const Value callee = evaluate(named, scope);
+  const Arguments arguments = evaluate_arguments(node, scope);
+  if (callee.is(Value::Kind::callable)) {
+    return callee.callable().call(arguments);
   }
-  if (!callee.is(Value::Kind::callable)) {
-    const Expression& named = *node.operands[0];
-    if (callee.is_undefined() && named.kind == Expression::Kind::name) {
-      throw TemplateError(concat("no function is named '", printable(named.name),
-                                 "'. Supported: ", join(function_names(), ", "), ", and the template's macros"));
-    }
-    callee.require_defined();
-    throw TemplateError(concat('\'', type_name(callee), "' object is not callable"));
+  if (callee.is_undefined() && named.kind == Expression::Kind::name) {
+    throw NotSupported(concat("no function is named '", printable(named.name),
+                              "'. Supported: ", join(function_names(), ", "), ", and the template's macros"));
   }
-  return callee.callable().call(arguments);
+  if (callee.is_undefined() && named.kind == Expression::Kind::attribute) {
+    throw NotSupported(concat("no method is named '", printable(named.name), "'. Supported: ", supported_methods()));
+  }
+  callee.require_defined();
+  throw TemplateError(concat('\'', type_name(callee), "' object is not callable"));
 }
 
-Value Interpreter::evaluate_filter(const Expression& node, const ScopePtr& scope, const Value* input) {
-  Value value;
-  if (!node.operands[0]) {
-    value = *input;
-  } else if (input != nullptr) { // a chain behind a block
-    value = evaluate_filter(*node.operands[0], scope, input);
-  } else {
-    value = evaluate(*node.operands[0], scope);
-  }
+Value Interpreter::evaluate_filter(const Expression& node, const ScopePtr& scope) {
+  const Value value = evaluate(*node.operands[0], scope);
   return apply_filter(node.name, value, evaluate_arguments(node, scope), budget_);
 }
 

@@ -2,17 +2,14 @@
 
 #include <trireme/base/error.h>
 #include <trireme/chat/call_arguments.h>
-#include <trireme/chat/operators.h>
 #include <trireme/chat/show.h>
 #include <trireme/tokenizer/unicode.h>
-
-#include <algorithm>
 
 namespace trireme::chat {
 namespace {
 
 // Jinja's sandbox has this limit.
-constexpr int64_t kMostOfRange = 100'000;
+constexpr size_t kMostOfRange = 100'000;
 
 Value range(const Arguments& given, Budget& budget) {
   const CallArguments arguments(given, "range", {"start", "stop", "step"}, 1);
@@ -23,57 +20,26 @@ Value range(const Arguments& given, Budget& budget) {
   if (step == 0) {
     throw TemplateError("range(): the step is zero");
   }
-  const auto distance = step > 0 ? static_cast<__int128>(end) - begin : static_cast<__int128>(begin) - end;
-  const auto size = static_cast<__int128>(step > 0 ? step : -static_cast<__int128>(step));
-  const __int128 count = distance <= 0 ? 0 : (distance + size - 1) / size;
-  if (count > kMostOfRange) {
-    throw TemplateError(concat("range() has more than ", kMostOfRange, " elements"));
-  }
   Values elements;
-  for (int64_t i = 0; i < static_cast<int64_t>(count); ++i) {
-    elements.emplace_back(begin + i * step);
-  }
-  Value made = make_sequence(Sequence::Type::range, std::move(elements), budget);
-  made.sequence().shown =
-      step == 1 ? concat("range(", begin, ", ", end, ')') : concat("range(", begin, ", ", end, ", ", step, ')');
-  return made;
-}
-
-// dict(mapping or pairs, name=value, ...).
-Mapping make_dict(const Arguments& given, Budget& budget) {
-  if (given.positional.size() > 1) {
-    throw TemplateError("dict expected at most 1 argument");
-  }
-  Mapping mapping;
-  if (!given.positional.empty()) {
-    const Value& from = given.positional.front();
-    if (from.is_mapping()) {
-      for (const auto& [key, value] : from.mapping().items()) {
-        mapping.set(key, value, budget);
-      }
-    } else {
-      for (const Value& pair : elements_of(from, budget)) {
-        const Values both = elements_of(pair, budget);
-        if (both.size() != 2) {
-          throw TemplateError("dict() needs pairs of a key and a value");
-        }
-        mapping.set(both[0], both[1], budget);
-      }
+  for (int64_t i = begin; step > 0 ? i < end : i > end;) {
+    if (elements.size() == kMostOfRange) {
+      throw TemplateError(concat("range() has more than ", kMostOfRange, " elements"));
+    }
+    elements.emplace_back(i);
+    if (__builtin_add_overflow(i, step, &i)) {
+      break;
     }
   }
-  for (const auto& [name, value] : given.named) {
-    mapping.set(name, value, budget);
-  }
-  return mapping;
+  return make_list(std::move(elements), budget);
 }
 
 Value make_namespace(const Arguments& given, Namespaces& namespaces, Budget& budget) {
+  if (!given.positional.empty()) {
+    throw NotSupported("namespace() takes only named arguments");
+  }
   auto made = std::make_shared<Namespace>();
-  made->attributes = make_dict(given, budget);
-  for (const auto& [name, value] : made->attributes.items()) {
-    if (name.is_text() && name.text().starts_with('_')) {
-      throw TemplateError(concat("a namespace has no attributes that begin with _, got ", name.text()));
-    }
+  for (const auto& [name, value] : given.named) {
+    made->attributes.set(name, value, budget);
   }
   budget.spend();
   namespaces.push_back(made);
@@ -104,7 +70,6 @@ void set_functions(Scope& scope, Namespaces& namespaces, const std::optional<std
     scope.set(name, std::make_shared<const Callable>(Callable{name, std::move(call), 1}));
   };
   set("range", [&budget](const Arguments& given) { return range(given, budget); });
-  set("dict", [&budget](const Arguments& given) { return make_mapping(make_dict(given, budget)); });
   set("namespace", [&](const Arguments& given) { return make_namespace(given, namespaces, budget); });
   set("strftime_now", [now](const Arguments& given) { return show_time(given, now); });
   set("raise_exception", [&budget](const Arguments& given) -> Value {
@@ -114,7 +79,7 @@ void set_functions(Scope& scope, Namespaces& namespaces, const std::optional<std
 }
 
 std::vector<std::string> function_names() {
-  return {"dict", "namespace", "raise_exception", "range", "strftime_now"};
+  return {"namespace", "raise_exception", "range", "strftime_now"};
 }
 
 } // namespace trireme::chat

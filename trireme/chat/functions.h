@@ -20,7 +20,7 @@ class RaisedByTemplate : public TemplateError {
 /// The namespaces of a rendering. One may hold itself, so the interpreter empties them at its end.
 using Namespaces = std::vector<std::shared_ptr<Namespace>>;
 
-/// Sets range, dict, namespace, raise_exception and strftime_now in `scope`. `namespaces` and `budget` must outlive
+/// Sets range, namespace, raise_exception and strftime_now in `scope`. `namespaces` and `budget` must outlive
 /// the values. `now`: what strftime_now() gives; none: the local time.
 void set_functions(Scope& scope, Namespaces& namespaces, const std::optional<std::tm>& now, Budget& budget);
 

@@ -39,13 +39,8 @@ class Interpreter {
   Flow execute(const Statement& statement, const ScopePtr& scope, std::string& out);
   Flow run_if(const IfStatement& statement, const ScopePtr& scope, std::string& out);
   Flow run_for(const ForStatement& statement, const ScopePtr& scope, std::string& out);
-  bool run_loop(const ForStatement& statement, const std::shared_ptr<Loop>& loop, const ScopePtr& scope,
-                std::string& out);
   Values chosen_elements(const ForStatement& statement, const ScopePtr& scope);
   Flow run_set_block(const SetBlockStatement& statement, const ScopePtr& scope);
-  void run_call(const CallStatement& statement, const ScopePtr& scope, std::string& out);
-  Flow run_filter(const FilterStatement& statement, const ScopePtr& scope, std::string& out);
-  Flow run_with(const WithStatement& statement, const ScopePtr& scope, std::string& out);
   void run_generation(const GenerationStatement& statement, const ScopePtr& scope, std::string& out);
   void assign(const Target& target, Value value, const ScopePtr& values_from, Scope& to);
   Value make_macro(const MacroStatement& macro, const ScopePtr& scope);
@@ -62,9 +57,8 @@ class Interpreter {
   Value evaluate_either(const Expression& node, const ScopePtr& scope);
   Value evaluate_concatenation(const Expression& node, const ScopePtr& scope);
   Value evaluate_conditional(const Expression& node, const ScopePtr& scope);
-  Value evaluate_call(const Expression& node, const ScopePtr& scope, const Value* caller = nullptr);
-  /// Behind a block that is filtered, `input` stands for the innermost operand.
-  Value evaluate_filter(const Expression& node, const ScopePtr& scope, const Value* input = nullptr);
+  Value evaluate_call(const Expression& node, const ScopePtr& scope);
+  Value evaluate_filter(const Expression& node, const ScopePtr& scope);
   Value evaluate_test(const Expression& node, const ScopePtr& scope);
   Arguments evaluate_arguments(const Expression& node, const ScopePtr& scope);
 

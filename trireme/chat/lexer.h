@@ -29,8 +29,8 @@ struct Token {
 };
 
 /// Splits a template into tokens as Jinja does with trim_blocks and lstrip_blocks: a line end behind a block or a
-/// comment goes, spaces before one at the begin of a line too; "-" strips more, "+" keeps. Comments and the tags of
-/// `raw` are left out. The last token is `end`. Errors: InputError with `source` and line.
+/// comment goes, spaces before one at the begin of a line too, and "-" strips more. Comments are left out. The last
+/// token is `end`. Errors: InputError with `source` and line.
 std::vector<Token> tokenize(std::string_view text, const std::string& source);
 
 /// Throws InputError("chat", "SOURCE:LINE: what", next).

@@ -10,23 +10,18 @@
 // undefined operand; and for integers beyond 64 bits, which Python has.
 namespace trireme::chat {
 
-/// `sign` is one of + - * / // % **.
+/// `sign` is one of + - * %, the last for integers alone. Of texts: + and a text times an integer; of lists: +.
 Value calculate(const Value& left, std::string_view sign, const Value& right, Budget& budget);
 Value negate(const Value& value);
-/// Unary plus.
-Value affirm(const Value& value);
 
 bool is_equal(const Value& left, const Value& right, Budget& budget);
 bool is_less(const Value& left, const Value& right, Budget& budget);
-/// `sign` is one of == != < <= > >=.
+/// `sign` is one of == != < <= > >=. Numbers and texts have an order.
 bool compare(const Value& left, std::string_view sign, const Value& right, Budget& budget);
 /// `item in container`. Uses up an iterator.
 bool contains(const Value& container, const Value& item, Budget& budget);
 
-/// Errors: TemplateError for a value that cannot be a key, such as a list.
-void check_hashable(const Value& key);
-
-/// The bounds of a slice; none: left out.
+/// The bounds of a slice; none: left out. Errors: NotSupported for a step, but for [::-1].
 struct Slice {
   std::optional<int64_t> begin;
   std::optional<int64_t> end;

@@ -1,10 +1,6 @@
 #include <trireme/chat/parser.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/text.h>
-#include <trireme/chat/filters.h>
-#include <trireme/chat/parser_level.h>
-#include <trireme/chat/value_tests.h>
 
 #include <algorithm>
 
@@ -56,18 +52,12 @@ ExpressionPtr Parser::parse_expression(bool with_condition) {
 }
 
 ExpressionPtr Parser::parse_conditional() {
-  const size_t unknown = unknown_.size();
   ExpressionPtr node = parse_or();
-  if (is_name("if")) {
-    unknown_.erase(unknown_.begin() + static_cast<std::ptrdiff_t>(unknown), unknown_.end()); // it may not be reached
-  }
   while (is_name("if")) {
     const int line = token().line;
     ++at_;
-    ++optional_;
     ExpressionPtr condition = parse_or();
     ExpressionPtr otherwise = skip_name("else") ? parse_expression() : nullptr;
-    --optional_;
     node = make(Form::conditional, line, list_of(std::move(node), std::move(condition)));
     add_operand(*node, std::move(otherwise));
   }
@@ -75,22 +65,19 @@ ExpressionPtr Parser::parse_conditional() {
 }
 
 ExpressionPtr Parser::parse_or() {
-  ExpressionPtr node = parse_and();
-  if (is_name("or")) {
-    node = make(Form::or_, token().line, list_of(std::move(node)));
-    while (skip_name("or")) {
-      add_operand(*node, parse_and());
-    }
-  }
-  return node;
+  return parse_row("or", Form::or_, &Parser::parse_and);
 }
 
 ExpressionPtr Parser::parse_and() {
-  ExpressionPtr node = parse_not();
-  if (is_name("and")) {
-    node = make(Form::and_, token().line, list_of(std::move(node)));
-    while (skip_name("and")) {
-      add_operand(*node, parse_not());
+  return parse_row("and", Form::and_, &Parser::parse_not);
+}
+
+ExpressionPtr Parser::parse_row(std::string_view between, Form kind, ExpressionPtr (Parser::*parse)()) {
+  ExpressionPtr node = (this->*parse)();
+  if (token().type != Type::string && token().text == between) {
+    node = make(kind, token().line, list_of(std::move(node)));
+    while (skip_sign(between) || skip_name(between)) {
+      add_operand(*node, (this->*parse)());
     }
   }
   return node;
@@ -149,32 +136,25 @@ ExpressionPtr Parser::parse_sum() {
 }
 
 ExpressionPtr Parser::parse_concatenation() {
-  ExpressionPtr node = parse_product();
-  if (is_sign("~")) {
-    node = make(Form::concatenate, token().line, list_of(std::move(node)));
-    while (skip_sign("~")) {
-      add_operand(*node, parse_product());
-    }
-  }
-  return node;
+  return parse_row("~", Form::concatenate, &Parser::parse_product);
 }
 
 ExpressionPtr Parser::parse_product() {
-  return parse_chain({"*", "/", "//", "%"}, &Parser::parse_power);
-}
-
-ExpressionPtr Parser::parse_power() {
-  return parse_chain({"**"}, &Parser::parse_operand);
+  ExpressionPtr node = parse_chain({"*", "%"}, &Parser::parse_operand);
+  for (const char* sign : {"/", "//", "**"}) {
+    if (is_sign(sign)) {
+      fail(concat("the operator ", sign, " is not supported"), "Supported: + - * % ~ and comparisons.");
+    }
+  }
+  return node;
 }
 
 ExpressionPtr Parser::parse_unary(bool with_filter) {
   const Level level(*this);
   const int line = token().line;
   ExpressionPtr node;
-  if (is_sign("-") || is_sign("+")) {
-    const Form kind = is_sign("-") ? Form::negate : Form::affirm;
-    ++at_;
-    node = make(kind, line, list_of(parse_unary(/*with_filter=*/false)));
+  if (skip_sign("-")) {
+    node = make(Form::negate, line, list_of(parse_unary(/*with_filter=*/false)));
   } else {
     node = parse_primary();
   }
@@ -227,11 +207,6 @@ ExpressionPtr Parser::parse_name() {
   } else if (name != "none" && name != "None") {
     node->kind = Form::name;
     node->name = name;
-    for (MacroStatement* const macro : macros_) {
-      macro->uses_caller = macro->uses_caller || name == "caller";
-      macro->uses_varargs = macro->uses_varargs || name == "varargs";
-      macro->uses_kwargs = macro->uses_kwargs || name == "kwargs";
-    }
   }
   return node;
 }
@@ -239,32 +214,20 @@ ExpressionPtr Parser::parse_name() {
 ExpressionPtr Parser::parse_list() {
   ExpressionPtr node = make(Form::list, token().line);
   expect_sign("[");
-  while (!is_sign("]")) {
-    if (!node->operands.empty()) {
-      expect_sign(",");
-    }
-    if (!is_sign("]")) {
-      add_operand(*node, parse_expression());
-    }
+  while (has_next("]", node->operands.empty())) {
+    add_operand(*node, parse_expression());
   }
-  expect_sign("]");
   return node;
 }
 
 ExpressionPtr Parser::parse_dict() {
   ExpressionPtr node = make(Form::dict, token().line);
   expect_sign("{");
-  while (!is_sign("}")) {
-    if (!node->operands.empty()) {
-      expect_sign(",");
-    }
-    if (!is_sign("}")) {
-      add_operand(*node, parse_expression());
-      expect_sign(":");
-      add_operand(*node, parse_expression());
-    }
+  while (has_next("}", node->operands.empty())) {
+    add_operand(*node, parse_expression());
+    expect_sign(":");
+    add_operand(*node, parse_expression());
   }
-  expect_sign("}");
   return node;
 }
 
@@ -278,11 +241,9 @@ ExpressionPtr Parser::parse_postfix(ExpressionPtr node) {
 ExpressionPtr Parser::parse_filters_and_tests(ExpressionPtr node) {
   while (true) {
     if (is_sign("|")) {
-      node = parse_filter_chain(std::move(node), /*starts_inline=*/false);
+      node = parse_filter(std::move(node));
     } else if (is_name("is")) {
       node = parse_test(std::move(node));
-    } else if (is_sign("(")) {
-      node = parse_call(std::move(node));
     } else {
       return node;
     }
@@ -292,14 +253,8 @@ ExpressionPtr Parser::parse_filters_and_tests(ExpressionPtr node) {
 ExpressionPtr Parser::parse_subscript(ExpressionPtr node) {
   const int line = token().line;
   if (skip_sign(".")) {
-    if (token().type == Type::integer) {
-      ExpressionPtr index = make(Form::literal, line);
-      index->value = token().integer;
-      ++at_;
-      return make(Form::item, line, list_of(std::move(node), std::move(index)));
-    }
     ExpressionPtr attribute = make(Form::attribute, line, list_of(std::move(node)));
-    attribute->name = take_name("a name or a number after '.'");
+    attribute->name = take_name("a name after '.'");
     return attribute;
   }
   expect_sign("[");
@@ -309,12 +264,6 @@ ExpressionPtr Parser::parse_subscript(ExpressionPtr node) {
   ExpressionPtr key = is_sign(":") ? nullptr : parse_expression();
   if (is_sign(":")) {
     return parse_slice(std::move(node), std::move(key), line);
-  }
-  if (is_sign(",")) {
-    key = make(Form::tuple, line, list_of(std::move(key)));
-    while (skip_sign(",")) {
-      add_operand(*key, parse_expression());
-    }
   }
   expect_sign("]");
   return make(Form::item, line, list_of(std::move(node), std::move(key)));
@@ -333,31 +282,18 @@ ExpressionPtr Parser::parse_slice(ExpressionPtr node, ExpressionPtr begin, int l
 std::vector<Argument> Parser::parse_arguments() {
   std::vector<Argument> arguments;
   expect_sign("(");
-  while (!is_sign(")")) {
-    if (!arguments.empty()) {
-      expect_sign(",");
-      if (is_sign(")")) {
-        break;
-      }
-    }
+  while (has_next(")", arguments.empty())) {
     Argument argument;
-    if (skip_sign("*")) {
-      argument.kind = Argument::Kind::list;
-    } else if (skip_sign("**")) {
-      argument.kind = Argument::Kind::dict;
-    } else if (token().type == Type::name && is_sign("=", 1)) {
-      argument.kind = Argument::Kind::named;
+    argument.is_list = skip_sign("*");
+    if (token().type == Type::name && is_sign("=", 1)) {
       argument.name = token().text;
       at_ += 2;
-    }
-    const Argument::Kind last = arguments.empty() ? Argument::Kind::positional : arguments.back().kind;
-    if (argument.kind < last && !(argument.kind == Argument::Kind::named && last == Argument::Kind::list)) {
+    } else if (!arguments.empty() && !arguments.back().name.empty()) {
       fail("a positional argument follows a named one");
     }
     argument.value = parse_expression();
     arguments.push_back(std::move(argument));
   }
-  expect_sign(")");
   return arguments;
 }
 
@@ -371,62 +307,25 @@ ExpressionPtr Parser::parse_call(ExpressionPtr node) {
   return call;
 }
 
-ExpressionPtr Parser::parse_filter_chain(ExpressionPtr node, bool starts_inline) {
-  while (starts_inline || skip_sign("|")) {
-    starts_inline = false;
-    node = parse_filter(std::move(node));
-  }
-  return node;
-}
-
 ExpressionPtr Parser::parse_filter(ExpressionPtr node) {
   const int line = token().line;
-  std::string name = parse_dotted_name("the name of a filter after '|'");
-  if (optional_ == 0 && !is_filter(name)) {
-    unknown_.push_back({line, concat("no filter is named '", printable(name), '\''),
-                        concat("Supported: ", join(filter_names(), ", "), '.')});
-  }
-  ExpressionPtr filter = make(Form::filter, line);
-  add_operand(*filter, std::move(node));
-  filter->name = std::move(name);
+  expect_sign("|");
+  ExpressionPtr filter = make(Form::filter, line, list_of(std::move(node)));
+  filter->name = take_name("the name of a filter after '|'");
   if (is_sign("(")) {
     filter->arguments = parse_arguments();
   }
   return filter;
 }
 
-// Names of filters and tests may have dots.
-std::string Parser::parse_dotted_name(const char* what) {
-  std::string name = take_name(what);
-  while (skip_sign(".")) {
-    name += "." + take_name("a name after '.'");
-  }
-  return name;
-}
-
 ExpressionPtr Parser::parse_test(ExpressionPtr node) {
   const int line = token().line;
   expect_name("is");
   const bool is_negated = skip_name("not");
-  std::string name = parse_dotted_name("the name of a test after 'is'");
-  if (optional_ == 0 && !is_value_test(name)) {
-    unknown_.push_back({line, concat("no test is named '", printable(name), '\''),
-                        concat("Supported: ", join(value_test_names(), ", "), '.')});
-  }
   ExpressionPtr test = make(Form::test, line, list_of(std::move(node)));
-  test->name = std::move(name);
-  const Type type = token().type;
+  test->name = take_name("the name of a test after 'is'");
   if (is_sign("(")) {
     test->arguments = parse_arguments();
-  } else if ((type == Type::name && !is_name("else") && !is_name("or") && !is_name("and")) || type == Type::string ||
-             type == Type::integer || type == Type::real || is_sign("[") || is_sign("{")) {
-    if (is_name("is")) {
-      fail("tests cannot be chained with 'is'", "Write \"and\" between two tests.");
-    }
-    const Level level(*this);
-    Argument argument;
-    argument.value = parse_postfix(parse_primary());
-    test->arguments.push_back(std::move(argument));
   }
   return is_negated ? make(Form::not_, line, list_of(std::move(test))) : std::move(test);
 }

@@ -2,7 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
-#include <trireme/chat/parser_level.h>
 
 #include <algorithm>
 
@@ -11,29 +10,12 @@ namespace {
 
 using Type = Token::Type;
 
-constexpr std::string_view kUnsupported[] = {"block", "extends",    "include", "import",
-                                             "from",  "autoescape", "do",      "trans"};
-
 // How a message names a token.
 std::string show(const Token& token) {
-  switch (token.type) {
-    case Type::text:
-      return "text";
-    case Type::print_begin:
-      return "'{{'";
-    case Type::print_end:
-      return "'}}'";
-    case Type::block_begin:
-      return "'{%'";
-    case Type::block_end:
-      return "'%}'";
-    case Type::end:
-      return "the end of the template";
-    case Type::string:
-      return "a string";
-    default:
-      return concat('\'', printable(token.text), '\'');
-  }
+  const bool is_content = token.type == Type::text || token.type == Type::string;
+  return token.type == Type::end ? "the end of the template"
+         : is_content            ? "a text"
+                                 : concat('\'', printable(token.text), '\'');
 }
 
 } // namespace
@@ -68,6 +50,13 @@ void Parser::expect_sign(std::string_view sign) {
   }
 }
 
+bool Parser::has_next(std::string_view end, bool is_first) {
+  if (!is_first && !is_sign(end)) {
+    expect_sign(",");
+  }
+  return !skip_sign(end);
+}
+
 void Parser::expect_name(std::string_view name) {
   if (!skip_name(name)) {
     fail(concat("expected '", name, "', found ", show(token())));
@@ -97,11 +86,7 @@ void Parser::fail_unexpected() const {
 }
 
 Body Parser::run() {
-  Body body = parse_body({});
-  if (!unknown_.empty()) {
-    fail_at(source_, unknown_.front().line, unknown_.front().what, unknown_.front().next);
-  }
-  return body;
+  return parse_body({});
 }
 
 // Up to a tag named in `ends`, at whose name it stops.
@@ -151,10 +136,6 @@ Statement Parser::parse_statement() {
     fail(concat("expected the name of a tag, found ", show(token())));
   }
   const std::string tag = token().text;
-  if (std::ranges::find(kUnsupported, tag) != std::end(kUnsupported)) {
-    fail(concat("the tag {% ", tag, " %} is not supported"),
-         "Supported: if, for, set, macro, call, filter, with, print, raw, break, continue, generation.");
-  }
   open_tags_.push_back(tag);
   ++at_;
   Statement statement{line, BreakStatement{}};
@@ -166,17 +147,8 @@ Statement Parser::parse_statement() {
     statement = parse_set(line);
   } else if (tag == "macro") {
     statement.what = parse_macro();
-  } else if (tag == "call") {
-    statement.what = parse_call_block();
-  } else if (tag == "filter") {
-    ExpressionPtr filter = parse_filter_chain(nullptr, /*starts_inline=*/true);
-    statement.what = FilterStatement{std::move(filter), parse_closed_block("endfilter")};
-  } else if (tag == "with") {
-    statement.what = parse_with();
   } else if (tag == "generation") {
-    statement.what = GenerationStatement{parse_macro_rest("generation", /*has_signature=*/false).body};
-  } else if (tag == "print") {
-    statement.what = PrintStatement{parse_expression()};
+    statement.what = GenerationStatement{parse_own_block("endgeneration")};
   } else if (tag == "break" || tag == "continue") {
     if (loops_ == 0) {
       fail(concat("{% ", tag, " %} is outside of a loop"));
@@ -186,55 +158,38 @@ Statement Parser::parse_statement() {
     }
   } else {
     open_tags_.pop_back();
-    fail(concat("unknown tag '", printable(tag), '\''),
-         open_tags_.empty() ? "" : concat("The innermost open tag is {% ", open_tags_.back(), " %}."));
+    fail(concat("the tag {% ", printable(tag), " %} is not supported here"),
+         open_tags_.empty() ? "Supported: if, for, set, macro, break, continue, generation."
+                            : concat("The innermost open tag is {% ", open_tags_.back(),
+                                     " %}. Supported: if, for, set, macro, break, continue, generation."));
   }
   open_tags_.pop_back();
   return statement;
 }
 
-Target Parser::parse_one_target(bool with_attributes) {
-  const Level level(*this);
+std::string Parser::take_target() {
+  constexpr std::string_view kReserved[] = {"true", "false", "none", "True", "False", "None", "loop"};
+  if (token().type == Type::name && std::ranges::find(kReserved, token().text) != std::end(kReserved)) {
+    fail(concat("cannot assign to '", token().text, '\''));
+  }
+  return take_name("a name to assign to");
+}
+
+// Names with commas between them, in parentheses or not.
+Target Parser::parse_target() {
+  const bool has_parenthesis = skip_sign("(");
   Target target;
-  target.line = token().line;
-  if (skip_sign("(")) {
-    target = parse_target(with_attributes);
+  do {
+    target.names.push_back(take_target());
+  } while (skip_sign(","));
+  if (has_parenthesis) {
     expect_sign(")");
-    return target;
-  }
-  target.name = take_name("a name to assign to");
-  constexpr std::string_view kConstants[] = {"true", "false", "none", "True", "False", "None"};
-  if (std::ranges::find(kConstants, target.name) != std::end(kConstants)) {
-    fail(concat("cannot assign to '", target.name, '\''));
-  }
-  if (with_attributes && skip_sign(".")) {
-    target.kind = Target::Kind::attribute;
-    target.attribute = take_name("the name of an attribute");
   }
   return target;
 }
 
-Target Parser::parse_target(bool with_attributes, bool ends_with_in) {
-  Target first = parse_one_target(with_attributes);
-  if (!is_sign(",")) {
-    return first;
-  }
-  Target tuple;
-  tuple.kind = Target::Kind::tuple;
-  tuple.line = first.line;
-  tuple.targets.push_back(std::move(first));
-  while (skip_sign(",")) {
-    if (is_sign("=") || is_sign(")") || token().type == Type::block_end || (ends_with_in && is_name("in"))) {
-      break;
-    }
-    tuple.targets.push_back(parse_one_target(with_attributes));
-  }
-  return tuple;
-}
-
 IfStatement Parser::parse_if() {
   IfStatement result;
-  ++optional_;
   while (true) {
     ExpressionPtr condition = parse_tuple(/*with_condition=*/false);
     result.branches.emplace_back(std::move(condition), parse_block({"elif", "else", "endif"}));
@@ -245,18 +200,13 @@ IfStatement Parser::parse_if() {
       result.branches.emplace_back(nullptr, parse_block({"endif"}));
     }
     expect_name("endif");
-    --optional_;
     return result;
   }
 }
 
 ForStatement Parser::parse_for() {
   ForStatement loop;
-  loop.target = parse_target(/*with_attributes=*/false, /*ends_with_in=*/true);
-  const auto is_loop = [](const Target& target) { return target.name == "loop"; };
-  if (is_loop(loop.target) || std::ranges::any_of(loop.target.targets, is_loop)) {
-    fail("cannot assign to the variable 'loop'");
-  }
+  loop.target = parse_target();
   expect_name("in");
   loop.elements = parse_tuple(/*with_condition=*/false);
   if (skip_name("if")) {
@@ -276,42 +226,37 @@ ForStatement Parser::parse_for() {
 }
 
 Statement Parser::parse_set(int line) {
-  Target target = parse_target(/*with_attributes=*/true);
+  Target target = parse_target();
+  if (target.names.size() == 1 && skip_sign(".")) {
+    target.attribute = take_name("the name of an attribute");
+  }
   if (skip_sign("=")) {
     ExpressionPtr value = parse_tuple(/*with_condition=*/true);
     return {line, SetStatement{std::move(target), std::move(value)}};
   }
-  ExpressionPtr filter = parse_filter_chain(nullptr, /*starts_inline=*/false);
-  return {line, SetBlockStatement{std::move(target), std::move(filter), parse_closed_block("endset")}};
+  if (is_sign("|")) {
+    fail("a filter behind {% set %} is not supported", "Filter the variable where it is printed.");
+  }
+  return {line, SetBlockStatement{std::move(target), parse_closed_block("endset")}};
 }
 
 MacroStatement Parser::parse_macro() {
   std::string name = take_name("the name of the macro");
-  return parse_macro_rest(std::move(name), /*has_signature=*/true);
+  Signature signature = parse_signature();
+  return {.name = std::move(name), .signature = std::move(signature), .body = parse_own_block("endmacro")};
 }
 
-// The signature and the body, whose end is the current tag's.
-MacroStatement Parser::parse_macro_rest(std::string name, bool has_signature) {
-  MacroStatement macro;
-  macro.name = std::move(name);
+Body Parser::parse_own_block(std::string_view end) {
   const int loops = std::exchange(loops_, 0);
-  macros_.push_back(&macro);
-  if (has_signature) {
-    macro.signature = parse_signature();
-  }
-  macro.body = parse_closed_block("end" + open_tags_.back());
-  macros_.pop_back();
+  Body body = parse_closed_block(end);
   loops_ = loops;
-  return macro;
+  return body;
 }
 
 Signature Parser::parse_signature() {
   Signature signature;
   expect_sign("(");
-  while (!is_sign(")")) {
-    if (!signature.parameters.empty()) {
-      expect_sign(",");
-    }
+  while (has_next(")", signature.parameters.empty())) {
     signature.parameters.push_back(take_name("the name of a parameter"));
     if (skip_sign("=")) {
       signature.defaults.push_back(parse_expression());
@@ -319,37 +264,7 @@ Signature Parser::parse_signature() {
       fail("a parameter without a default follows one with a default");
     }
   }
-  expect_sign(")");
   return signature;
-}
-
-CallStatement Parser::parse_call_block() {
-  Signature signature;
-  if (is_sign("(")) {
-    signature = parse_signature();
-  }
-  CallStatement result;
-  result.call = parse_expression();
-  if (result.call->kind != Expression::Kind::call) {
-    fail("{% call %} needs the call of a macro");
-  }
-  result.caller = parse_macro_rest("caller", /*has_signature=*/false);
-  result.caller.signature = std::move(signature);
-  return result;
-}
-
-WithStatement Parser::parse_with() {
-  WithStatement result;
-  while (token().type != Type::block_end) {
-    if (!result.values.empty()) {
-      expect_sign(",");
-    }
-    Target target = parse_one_target(/*with_attributes=*/false);
-    expect_sign("=");
-    result.values.emplace_back(std::move(target), parse_expression());
-  }
-  result.body = parse_closed_block("endwith");
-  return result;
 }
 
 Body parse_template(std::string_view text, const std::string& source) {

@@ -10,8 +10,8 @@
 
 namespace trireme::chat {
 
-/// Parses a template. Errors: InputError("chat", "SOURCE:LINE: ...") for a syntax error, for tags, filters and tests
-/// that are not supported (inside of an `if` only once they are reached), and for more than 200 levels of nesting.
+/// Parses a template. Errors: InputError("chat", "SOURCE:LINE: ...") for a syntax error, for tags that are not
+/// supported, and for more than 200 levels of nesting. Filters, tests and methods are looked up when they are reached.
 Body parse_template(std::string_view text, const std::string& source);
 
 /// Jinja's grammar as recursive descent: parse_expression.cpp, and parse_statement.cpp for tags.
@@ -32,6 +32,8 @@ class Parser {
   bool skip_name(std::string_view name);
   void expect_sign(std::string_view sign);
   void expect_name(std::string_view name);
+  /// Within a list up to `end`: skips a comma before all but the first, or the end.
+  bool has_next(std::string_view end, bool is_first);
   std::string take_name(const char* what);
   void expect(Token::Type type, const char* what);
   [[noreturn]] void fail(const std::string& what, const std::string& next = "") const;
@@ -49,7 +51,7 @@ class Parser {
   ExpressionPtr parse_sum();
   ExpressionPtr parse_concatenation();
   ExpressionPtr parse_product();
-  ExpressionPtr parse_power();
+  ExpressionPtr parse_row(std::string_view between, Expression::Kind kind, ExpressionPtr (Parser::*parse)());
   ExpressionPtr parse_chain(std::initializer_list<std::string_view> signs, ExpressionPtr (Parser::*parse)());
   ExpressionPtr parse_operand() { return parse_unary(/*with_filter=*/true); }
   ExpressionPtr parse_unary(bool with_filter);
@@ -63,9 +65,7 @@ class Parser {
   ExpressionPtr parse_slice(ExpressionPtr node, ExpressionPtr begin, int line);
   ExpressionPtr parse_call(ExpressionPtr node);
   ExpressionPtr parse_filter(ExpressionPtr node);
-  ExpressionPtr parse_filter_chain(ExpressionPtr node, bool starts_inline);
   ExpressionPtr parse_test(ExpressionPtr node);
-  std::string parse_dotted_name(const char* what);
   std::vector<Argument> parse_arguments();
   /// Expressions with commas between them; without one, the expression alone.
   ExpressionPtr parse_tuple(bool with_condition, bool in_parentheses = false);
@@ -74,33 +74,41 @@ class Parser {
   Body parse_body(std::initializer_list<std::string_view> ends);
   Body parse_block(std::initializer_list<std::string_view> ends);
   Body parse_closed_block(std::string_view end);
+  /// Of a macro or `generation`, which no loop around it can be left from.
+  Body parse_own_block(std::string_view end);
   Statement parse_statement();
-  Target parse_target(bool with_attributes, bool ends_with_in = false);
-  Target parse_one_target(bool with_attributes);
+  Target parse_target();
+  std::string take_target();
   IfStatement parse_if();
   ForStatement parse_for();
   Statement parse_set(int line);
   MacroStatement parse_macro();
-  MacroStatement parse_macro_rest(std::string name, bool has_signature);
   Signature parse_signature();
-  CallStatement parse_call_block();
-  WithStatement parse_with();
 
   std::vector<Token> tokens_;
   const std::string& source_;
   size_t at_ = 0;
   int level_ = 0;
-  int loops_ = 0;                       ///< around here, within the macro
-  int optional_ = 0;                    ///< `if`s around here: what is unknown there counts only when it is reached
-  std::vector<MacroStatement*> macros_; ///< around here
+  int loops_ = 0; ///< around here, within the macro
   std::vector<std::string> open_tags_;
-  /// A filter or test that does not exist, outside of an `if`.
-  struct Unknown {
-    int line;
-    std::string what;
-    std::string next;
-  };
-  std::vector<Unknown> unknown_;
+};
+
+/// Counts how deep the parser is, so that a template cannot use up the stack.
+class Parser::Level {
+ public:
+  explicit Level(Parser& parser) : parser_(parser) {
+    constexpr int kMostLevels = 200;
+    if (++parser_.level_ > kMostLevels) {
+      --parser_.level_;
+      parser_.fail("tags and brackets lie too deep inside of each other", "At most 200 levels are supported.");
+    }
+  }
+  ~Level() { --parser_.level_; }
+  Level(const Level&) = delete;
+  Level& operator=(const Level&) = delete;
+
+ private:
+  Parser& parser_;
 };
 
 } // namespace trireme::chat

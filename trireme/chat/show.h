@@ -13,16 +13,12 @@ namespace trireme::chat {
 std::string to_text(const Value& value, Budget& budget);
 /// Python's repr().
 std::string repr(const Value& value, Budget& budget);
-/// repr() of a float: the fewest digits that read back as the same number.
-std::string show_real(double value);
 
-/// The arguments of Python's json.dumps().
+/// The arguments of Python's json.dumps(); ensure_ascii is false.
 struct JsonStyle {
-  std::optional<std::string> indent = {};
+  std::optional<size_t> indent = {};       ///< spaces per level
   std::optional<std::string> between = {}; ///< items; by default ", ", and "," with an indent
   std::string after_key = ": ";
-  bool sort_keys = false;
-  bool ensure_ascii = false;
 };
 /// Errors: TemplateError also for a value that is not of JSON, such as an undefined one.
 std::string to_json(const Value& value, const JsonStyle& style, Budget& budget);

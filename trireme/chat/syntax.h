@@ -14,11 +14,10 @@ namespace trireme::chat {
 struct Expression;
 using ExpressionPtr = std::unique_ptr<Expression>;
 
-/// An argument of a call, a filter or a test.
+/// An argument of a call, a filter or a test. Named ones come last.
 struct Argument {
-  enum class Kind { positional, named, list, dict }; ///< the last two: *value and **value
-  Kind kind = Kind::positional;
-  std::string name;
+  std::string name;     ///< empty: positional
+  bool is_list = false; ///< *value: its elements are positional arguments
   ExpressionPtr value;
 };
 
@@ -32,8 +31,7 @@ struct Expression {
     attribute, ///< operands[0].name
     item,      ///< operands[0][operands[1]]
     slice,     ///< operands[0][operands[1]:operands[2]:operands[3]], each of the last three may be null
-    negate,    ///< operands[0]; so for the next two
-    affirm,
+    negate,    ///< operands[0]; so for the next
     not_,
     arithmetic, ///< operands[0] names[0] operands[1] names[1] operands[2] ..., from left to right
     comparison, ///< a chain of the same form
@@ -42,7 +40,7 @@ struct Expression {
     concatenate,
     conditional, ///< operands[0] if operands[1] else operands[2], which may be null
     call,        ///< operands[0](arguments)
-    filter,      ///< operands[0] | name(arguments); operands[0] is null in a filter block
+    filter,      ///< operands[0] | name(arguments)
     test,        ///< operands[0] is name(arguments)
   };
   Kind kind = Kind::literal;
@@ -55,20 +53,16 @@ struct Expression {
   std::vector<Argument> arguments = {};
 };
 
-/// What `set` and `for` assign to.
+/// What `set` and `for` assign to: a name, an attribute of a namespace, or several names.
 struct Target {
-  enum class Kind { name, attribute, tuple }; ///< attribute: of a namespace
-  Kind kind = Kind::name;
-  int line = 0;
-  std::string name = {};
-  std::string attribute = {};
-  std::vector<Target> targets = {};
+  std::vector<std::string> names;
+  std::string attribute; ///< of names[0]; empty: none
 };
 
 struct Statement;
 using Body = std::vector<Statement>;
 
-/// Of a macro or a call block. `defaults` belong to the last parameters.
+/// Of a macro. `defaults` belong to the last parameters.
 struct Signature {
   std::vector<std::string> parameters;
   std::vector<ExpressionPtr> defaults;
@@ -96,27 +90,11 @@ struct SetStatement {
 };
 struct SetBlockStatement {
   Target target;
-  ExpressionPtr filter; ///< may be null
   Body body;
 };
 struct MacroStatement {
   std::string name;
   Signature signature;
-  Body body;
-  bool uses_caller = false;
-  bool uses_varargs = false;
-  bool uses_kwargs = false;
-};
-struct CallStatement {
-  ExpressionPtr call;
-  MacroStatement caller;
-};
-struct FilterStatement {
-  ExpressionPtr filter;
-  Body body;
-};
-struct WithStatement {
-  std::vector<std::pair<Target, ExpressionPtr>> values;
   Body body;
 };
 struct GenerationStatement {
@@ -128,8 +106,7 @@ struct ContinueStatement {};
 struct Statement {
   int line = 0;
   std::variant<TextStatement, PrintStatement, IfStatement, ForStatement, SetStatement, SetBlockStatement,
-               MacroStatement, CallStatement, FilterStatement, WithStatement, GenerationStatement, BreakStatement,
-               ContinueStatement>
+               MacroStatement, GenerationStatement, BreakStatement, ContinueStatement>
       what;
 };
 

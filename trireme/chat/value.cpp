@@ -133,8 +133,10 @@ const Value* Mapping::find(const Value& key, Budget& budget) const {
 
 void Mapping::set(const Value& key, Value value, Budget& budget) {
   budget.spend();
-  check_hashable(key);
-  nesting_ = std::max({nesting_, key.nesting() + 1, value.nesting() + 1});
+  if (!key.is_text() && !key.is_none() && !number_of(key)) {
+    throw TemplateError(concat("a ", type_name(key), " cannot be the key of a dict"));
+  }
+  nesting_ = std::max(nesting_, value.nesting() + 1);
   check_nesting(nesting_);
   if (const Value* const found = find(key, budget)) {
     const_cast<Value&>(*found) = std::move(value); // of items_, which is not const
@@ -166,33 +168,11 @@ Value from_json(const nlohmann::ordered_json& json, Budget& budget) {
 }
 
 std::string type_name(const Value& value) {
-  using Kind = Value::Kind;
-  switch (value.kind()) {
-    case Kind::undefined:
-      return "Undefined";
-    case Kind::none:
-      return "NoneType";
-    case Kind::boolean:
-      return "bool";
-    case Kind::integer:
-      return "int";
-    case Kind::real:
-      return "float";
-    case Kind::text:
-      return "str";
-    case Kind::mapping:
-      return "dict";
-    case Kind::name_space:
-      return "Namespace";
-    case Kind::loop:
-      return "LoopContext";
-    case Kind::callable:
-      return "function";
-    case Kind::sequence:
-      break;
-  }
-  constexpr const char* kNames[] = {"list", "tuple", "range", "dict_keys", "dict_values", "dict_items", "iterator"};
-  return kNames[static_cast<size_t>(value.sequence().type)];
+  constexpr const char* kNames[] = {"Undefined", "NoneType", "bool",      "int",         "float",   "str",
+                                    "list",      "dict",     "Namespace", "LoopContext", "function"};
+  constexpr const char* kOfSequences[] = {"list", "tuple", "iterator"};
+  return value.is_sequence() ? kOfSequences[static_cast<size_t>(value.sequence().type)]
+                             : kNames[static_cast<size_t>(value.kind())];
 }
 
 bool is_true(const Value& value) {
@@ -262,8 +242,6 @@ std::optional<size_t> size_of(const Value& value) {
                                                                : std::optional(value.sequence().elements.size());
     case Value::Kind::mapping:
       return value.mapping().size();
-    case Value::Kind::loop:
-      return value.loop()->elements.size();
     default:
       return std::nullopt;
   }

@@ -88,12 +88,11 @@ class Value {
 
 using Values = std::vector<Value>;
 
-/// A list and what else Python iterates over.
+/// A list, a tuple, or what a filter such as map gives, which can be iterated over once.
 struct Sequence {
-  enum class Type { list, tuple, range, keys, values, items, iterator };
+  enum class Type { list, tuple, iterator };
   Type type = Type::list;
   Values elements;
-  std::string shown = {}; ///< of a range: how Python prints it
   int nesting = 1;
   bool used = false; ///< of an iterator: it gives its elements once
 };
@@ -106,7 +105,7 @@ class Mapping {
   int nesting() const { return nesting_; }
   const Value* find(std::string_view key) const;
   const Value* find(const Value& key, Budget& budget) const;
-  /// Errors: TemplateError for a key that cannot be one, such as a list.
+  /// Errors: TemplateError for a key that is no text, number or None.
   void set(const Value& key, Value value, Budget& budget);
 
  private:
@@ -124,8 +123,6 @@ struct Loop {
   Values elements;
   size_t index = 0;
   int nesting = 1;
-  bool ended = false;
-  std::optional<Values> last_changed = {};
 };
 
 /// The arguments of a call.
@@ -139,7 +136,6 @@ struct Callable {
   std::string name;
   std::function<Value(const Arguments&)> call;
   int nesting = 1;
-  bool is_macro = false; ///< which has its name as an attribute
 };
 
 /// Errors: TemplateError for more than kMostNesting levels, here and in the next.
