@@ -20,6 +20,24 @@ class NotSupported : public TemplateError {
   using TemplateError::TemplateError;
 };
 
+/// One level more while it lives, so that no template uses up the stack.
+class Level {
+ public:
+  /// Errors: TemplateError(what) for more than `most` levels.
+  Level(int& level, int most, const char* what) : level_(level) {
+    if (level >= most) {
+      throw TemplateError(what);
+    }
+    ++level;
+  }
+  ~Level() { --level_; }
+  Level(const Level&) = delete;
+  Level& operator=(const Level&) = delete;
+
+ private:
+  int& level_;
+};
+
 /// Limits what one rendering may use, so that a template from elsewhere neither hangs nor fills the memory. An
 /// evaluated expression and a new element each cost one step, and 16 bytes of new text one more.
 class Budget {

@@ -24,7 +24,7 @@ bool holds(const Value& left, std::string_view sign, const Value& right, Budget&
 
 Value Interpreter::evaluate(const Expression& node, const ScopePtr& scope) {
   using Form = Expression::Kind;
-  const Depth depth(*this);
+  const Level level = deeper();
   budget_.spend();
   line_ = node.line;
   switch (node.kind) {
@@ -107,11 +107,16 @@ Value Interpreter::evaluate_slice(const Expression& node, const ScopePtr& scope)
     }
     return number->integer;
   };
-  Slice bounds;
-  bounds.begin = bound(1);
-  bounds.end = bound(2);
-  bounds.step = bound(3);
-  return slice(value, bounds, budget_);
+  const auto begin = bound(1);
+  const auto end = bound(2);
+  const auto step = bound(3);
+  if (step == -1 && !begin && !end) {
+    return reverse(value, budget_);
+  }
+  if (step && step != 1) {
+    throw NotSupported("slices support no steps but [::-1]");
+  }
+  return slice(value, begin, end, budget_);
 }
 
 Value Interpreter::evaluate_arithmetic(const Expression& node, const ScopePtr& scope) {

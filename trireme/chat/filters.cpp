@@ -2,6 +2,7 @@
 #include <trireme/chat/call_arguments.h>
 #include <trireme/chat/characters.h>
 #include <trireme/chat/filters.h>
+#include <trireme/chat/members.h>
 #include <trireme/chat/show.h>
 #include <trireme/tokenizer/unicode.h>
 
@@ -139,11 +140,7 @@ Value to_json_filter(const Value& input, const Arguments& given, Budget& budget)
 }
 
 Value trim_filter(const Value& input, const Arguments& given, Budget& budget) {
-  const CallArguments arguments(given, "trim", {"chars"});
-  const bool has_chars = arguments.find_unless_none(0) != nullptr;
-  const std::string text = to_text(input, budget);
-  budget.spend_text(text.size());
-  return strip(text, Side::both, has_chars ? std::optional<std::string_view>(arguments.text(0)) : std::nullopt);
+  return find_text_method(to_text(input, budget), "strip", budget)->callable().call(given);
 }
 
 } // namespace

@@ -23,17 +23,14 @@ Value dictsort(const Value& input, const Arguments& given, Budget& budget) {
     input.require_defined();
     throw TemplateError(concat("dictsort needs a dict, not ", type_name(input)));
   }
-  std::vector<std::pair<Value, Value>> keyed;
-  for (const auto& [key, value] : input.mapping().items()) {
+  Values sorted = pairs_of(input.mapping(), budget);
+  const auto key_of = [&](const Value& pair) {
+    const Value& key = pair.sequence().elements.front();
     budget.spend_text(key.is_text() ? key.text().size() : 0);
-    keyed.emplace_back(key.is_text() ? Value(lower(key.text())) : key,
-                       make_sequence(Sequence::Type::tuple, {key, value}, budget));
-  }
-  std::ranges::stable_sort(keyed, [&](const auto& a, const auto& b) { return is_less(a.first, b.first, budget); });
-  Values sorted;
-  for (auto& [key, item] : keyed) {
-    sorted.push_back(std::move(item));
-  }
+    return key.is_text() ? Value(lower(key.text())) : key;
+  };
+  std::ranges::stable_sort(sorted,
+                           [&](const Value& a, const Value& b) { return is_less(key_of(a), key_of(b), budget); });
   return make_list(std::move(sorted), budget);
 }
 
@@ -54,13 +51,7 @@ Value items(const Value& input, const Arguments& given, Budget& budget) {
   if (!input.is_mapping() && !input.is_undefined()) {
     throw TemplateError("Can only get item pairs from a mapping.");
   }
-  Values pairs;
-  if (input.is_mapping()) {
-    for (const auto& [key, value] : input.mapping().items()) {
-      pairs.push_back(make_sequence(Sequence::Type::tuple, {key, value}, budget));
-    }
-  }
-  return make_iterator(std::move(pairs), budget);
+  return make_iterator(input.is_mapping() ? pairs_of(input.mapping(), budget) : Values(), budget);
 }
 
 Value join_filter(const Value& input, const Arguments& given, Budget& budget) {

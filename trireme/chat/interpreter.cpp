@@ -30,7 +30,7 @@ std::string Interpreter::run(const Body& body) {
 }
 
 Interpreter::Flow Interpreter::execute(const Body& body, const ScopePtr& scope, std::string& out) {
-  const Depth depth(*this);
+  const Level level = deeper();
   for (const Statement& statement : body) {
     budget_.spend();
     line_ = statement.line;

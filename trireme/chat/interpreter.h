@@ -32,7 +32,8 @@ class Interpreter {
 
  private:
   enum class Flow { normal, break_loop, continue_loop };
-  class Depth;
+
+  Level deeper() { return {depth_, 600, "macros call each other too deeply"}; }
 
   // Statements: interpreter.cpp.
   Flow execute(const Body& body, const ScopePtr& scope, std::string& out);
@@ -70,24 +71,6 @@ class Interpreter {
   std::vector<std::pair<size_t, size_t>> generated_;
   int line_ = 1;
   int depth_ = 0;
-};
-
-/// Counts how deep statements, expressions and macros lie inside of each other, so that none uses up the stack.
-class Interpreter::Depth {
- public:
-  explicit Depth(Interpreter& interpreter) : interpreter_(interpreter) {
-    constexpr int kMost = 600;
-    if (interpreter_.depth_ >= kMost) {
-      throw TemplateError("macros call each other too deeply");
-    }
-    ++interpreter_.depth_;
-  }
-  ~Depth() { --interpreter_.depth_; }
-  Depth(const Depth&) = delete;
-  Depth& operator=(const Depth&) = delete;
-
- private:
-  Interpreter& interpreter_;
 };
 
 } // namespace trireme::chat

@@ -15,17 +15,6 @@ namespace {
 
 using Kind = Value::Kind;
 
-// What each pair of the dict gives to a list.
-Value list_pairs(const Mapping& mapping, std::string_view name, Budget& budget) {
-  Values elements;
-  for (const auto& [key, value] : mapping.items()) {
-    elements.push_back(name == "keys"     ? key
-                       : name == "values" ? value
-                                          : make_sequence(Sequence::Type::tuple, {key, value}, budget));
-  }
-  return make_list(std::move(elements), budget);
-}
-
 constexpr const char* kMappingMethods[] = {"get", "items", "keys", "values"};
 
 std::optional<Value> find_mapping_method(const Value& self, const std::string& name, Budget& budget) {
@@ -35,7 +24,12 @@ std::optional<Value> find_mapping_method(const Value& self, const std::string& n
   const auto call = [self, name, &budget](const Arguments& given) -> Value {
     if (name != "get") {
       const CallArguments arguments(given, name, {});
-      return list_pairs(self.mapping(), name, budget);
+      Values elements = pairs_of(self.mapping(), budget);
+      for (Value& element : elements) {
+        const Value pair = element;
+        element = name == "items" ? pair : pair.sequence().elements[name == "keys" ? 0 : 1];
+      }
+      return make_list(std::move(elements), budget);
     }
     const CallArguments arguments(given, name, {"key", "default"}, 1);
     const Value* const found = self.mapping().find(arguments.get(0), budget);

@@ -77,12 +77,11 @@ int compare_numbers(const Number& a, const Number& b) {
   return left < right ? -1 : left > right ? 1 : left == right ? 0 : 2; // 2: one is not a number
 }
 
-std::string reversed(std::string_view text, Budget& budget) {
-  budget.spend(text.size());
-  std::vector<std::string_view> all = characters(text);
-  std::string out;
-  std::for_each(all.rbegin(), all.rend(), [&](std::string_view character) { out += character; });
-  return out;
+void check_sliceable(const Value& value) {
+  if (!value.is_text() && !is_list_or_tuple(value)) {
+    value.require_defined();
+    throw TemplateError(concat('\'', type_name(value), "' object cannot be sliced"));
+  }
 }
 
 } // namespace
@@ -212,34 +211,36 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
   }
 }
 
-Value slice(const Value& value, const Slice& slice, Budget& budget) {
-  if (!value.is_text() && !is_list_or_tuple(value)) {
-    value.require_defined();
-    throw TemplateError(concat('\'', type_name(value), "' object cannot be sliced"));
-  }
-  const bool is_reversed = slice.step == -1;
-  if ((slice.step && *slice.step != 1 && !is_reversed) || (is_reversed && (slice.begin || slice.end))) {
-    throw NotSupported("slices support no steps but [::-1]");
-  }
+Value slice(const Value& value, std::optional<int64_t> begin, std::optional<int64_t> end, Budget& budget) {
+  check_sliceable(value);
   const auto size = static_cast<int64_t>(*size_of(value));
   const auto place = [&](std::optional<int64_t> bound, int64_t instead) {
     return !bound ? instead : std::clamp<int64_t>(*bound < 0 ? *bound + size : *bound, 0, size);
   };
-  const int64_t begin = place(slice.begin, 0);
-  const int64_t end = std::max(begin, place(slice.end, size));
+  const int64_t first = place(begin, 0);
+  const int64_t last = std::max(first, place(end, size));
   if (value.is_text()) {
-    const std::string& text = value.text();
-    budget.spend_text(text.size());
-    const std::string_view rest = std::string_view(text).substr(byte_of(text, static_cast<size_t>(begin)));
-    const std::string_view cut = rest.substr(0, byte_of(rest, static_cast<size_t>(end - begin)));
-    return is_reversed ? reversed(cut, budget) : std::string(cut);
+    budget.spend_text(value.text().size());
+    std::string_view rest = value.text();
+    rest.remove_prefix(byte_of(rest, static_cast<size_t>(first)));
+    return rest.substr(0, byte_of(rest, static_cast<size_t>(last - first)));
   }
-  const Sequence& sequence = value.sequence();
-  Values elements(sequence.elements.begin() + begin, sequence.elements.begin() + end);
-  if (is_reversed) {
-    std::ranges::reverse(elements);
+  const Values& all = value.sequence().elements;
+  return make_sequence(value.sequence().type, Values(all.begin() + first, all.begin() + last), budget);
+}
+
+Value reverse(const Value& value, Budget& budget) {
+  check_sliceable(value);
+  Values elements = elements_of(value, budget);
+  std::ranges::reverse(elements);
+  if (!value.is_text()) {
+    return make_sequence(value.sequence().type, std::move(elements), budget);
   }
-  return make_sequence(sequence.type, std::move(elements), budget);
+  std::string text;
+  for (const Value& character : elements) {
+    text += character.text();
+  }
+  return text;
 }
 
 std::optional<Value> find_item(const Value& value, const Value& key, Budget& budget) {

@@ -21,13 +21,10 @@ bool compare(const Value& left, std::string_view sign, const Value& right, Budge
 /// `item in container`. Uses up an iterator.
 bool contains(const Value& container, const Value& item, Budget& budget);
 
-/// The bounds of a slice; none: left out. Errors: NotSupported for a step, but for [::-1].
-struct Slice {
-  std::optional<int64_t> begin;
-  std::optional<int64_t> end;
-  std::optional<int64_t> step;
-};
-Value slice(const Value& value, const Slice& slice, Budget& budget);
+/// value[begin:end] of a text, a list or a tuple; none: left out.
+Value slice(const Value& value, std::optional<int64_t> begin, std::optional<int64_t> end, Budget& budget);
+/// value[::-1].
+Value reverse(const Value& value, Budget& budget);
 
 /// Python's value[key]; none where it raises TypeError or LookupError, which Jinja makes undefined.
 std::optional<Value> find_item(const Value& value, const Value& key, Budget& budget);

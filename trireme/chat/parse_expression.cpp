@@ -13,8 +13,6 @@ using Type = Token::Type;
 // Of an expression's tree.
 constexpr int kMostDepth = 200;
 
-constexpr std::string_view kComparisons[] = {"==", "!=", "<", "<=", ">", ">="};
-
 std::vector<ExpressionPtr> list_of(ExpressionPtr a, ExpressionPtr b = nullptr) {
   std::vector<ExpressionPtr> list;
   list.push_back(std::move(a));
@@ -47,7 +45,7 @@ void Parser::add_operand(Expression& node, ExpressionPtr operand) const {
 }
 
 ExpressionPtr Parser::parse_expression(bool with_condition) {
-  const Level level(*this);
+  const Level level = deeper();
   return with_condition ? parse_conditional() : parse_or();
 }
 
@@ -65,82 +63,57 @@ ExpressionPtr Parser::parse_conditional() {
 }
 
 ExpressionPtr Parser::parse_or() {
-  return parse_row("or", Form::or_, &Parser::parse_and);
+  return parse_chain(Form::or_, {"or"}, &Parser::parse_and);
 }
 
 ExpressionPtr Parser::parse_and() {
-  return parse_row("and", Form::and_, &Parser::parse_not);
-}
-
-ExpressionPtr Parser::parse_row(std::string_view between, Form kind, ExpressionPtr (Parser::*parse)()) {
-  ExpressionPtr node = (this->*parse)();
-  if (token().type != Type::string && token().text == between) {
-    node = make(kind, token().line, list_of(std::move(node)));
-    while (skip_sign(between) || skip_name(between)) {
-      add_operand(*node, (this->*parse)());
-    }
-  }
-  return node;
+  return parse_chain(Form::and_, {"and"}, &Parser::parse_not);
 }
 
 ExpressionPtr Parser::parse_not() {
   if (!is_name("not")) {
     return parse_comparison();
   }
-  const Level level(*this);
+  const Level level = deeper();
   const int line = token().line;
   ++at_;
   return make(Form::not_, line, list_of(parse_not()));
 }
 
 ExpressionPtr Parser::parse_comparison() {
-  ExpressionPtr node = parse_sum();
-  ExpressionPtr chain;
-  while (true) {
-    std::string sign;
-    if (token().type == Type::sign && std::ranges::find(kComparisons, token().text) != std::end(kComparisons)) {
-      sign = token().text;
-      ++at_;
-    } else if (skip_name("in")) {
-      sign = "in";
-    } else if (is_name("not") && is_name("in", 1)) {
-      sign = "not in";
-      at_ += 2;
-    } else {
-      return chain ? std::move(chain) : std::move(node);
-    }
-    if (!chain) {
-      chain = make(Form::comparison, token().line, list_of(std::move(node)));
-    }
-    chain->names.push_back(std::move(sign));
-    add_operand(*chain, parse_sum());
-  }
+  return parse_chain(Form::comparison, {"==", "!=", "<", "<=", ">", ">=", "in", "not in"}, &Parser::parse_sum);
 }
 
-ExpressionPtr Parser::parse_chain(std::initializer_list<std::string_view> signs, ExpressionPtr (Parser::*parse)()) {
+ExpressionPtr Parser::parse_chain(Form kind, std::initializer_list<std::string_view> signs,
+                                  ExpressionPtr (Parser::*parse)()) {
   ExpressionPtr node = (this->*parse)();
   ExpressionPtr chain;
-  while (token().type == Type::sign && std::ranges::find(signs, token().text) != signs.end()) {
-    if (!chain) {
-      chain = make(Form::arithmetic, token().line, list_of(std::move(node)));
+  while (token().type == Type::sign || token().type == Type::name) {
+    const bool is_not_in = is_name("not") && is_name("in", 1);
+    const std::string sign = is_not_in ? "not in" : token().text;
+    if (std::ranges::find(signs, sign) == signs.end()) {
+      break;
     }
-    chain->names.push_back(token().text);
-    ++at_;
+    if (!chain) {
+      chain = make(kind, token().line, list_of(std::move(node)));
+    }
+    chain->names.push_back(sign);
+    at_ += is_not_in ? 2 : 1;
     add_operand(*chain, (this->*parse)());
   }
   return chain ? std::move(chain) : std::move(node);
 }
 
 ExpressionPtr Parser::parse_sum() {
-  return parse_chain({"+", "-"}, &Parser::parse_concatenation);
+  return parse_chain(Form::arithmetic, {"+", "-"}, &Parser::parse_concatenation);
 }
 
 ExpressionPtr Parser::parse_concatenation() {
-  return parse_row("~", Form::concatenate, &Parser::parse_product);
+  return parse_chain(Form::concatenate, {"~"}, &Parser::parse_product);
 }
 
 ExpressionPtr Parser::parse_product() {
-  ExpressionPtr node = parse_chain({"*", "%"}, &Parser::parse_operand);
+  ExpressionPtr node = parse_chain(Form::arithmetic, {"*", "%"}, &Parser::parse_operand);
   for (const char* sign : {"/", "//", "**"}) {
     if (is_sign(sign)) {
       fail(concat("the operator ", sign, " is not supported"), "Supported: + - * % ~ and comparisons.");
@@ -150,7 +123,7 @@ ExpressionPtr Parser::parse_product() {
 }
 
 ExpressionPtr Parser::parse_unary(bool with_filter) {
-  const Level level(*this);
+  const Level level = deeper();
   const int line = token().line;
   ExpressionPtr node;
   if (skip_sign("-")) {
@@ -183,7 +156,7 @@ ExpressionPtr Parser::parse_primary() {
     return node;
   }
   if (skip_sign("(")) {
-    const Level level(*this);
+    const Level level = deeper();
     ExpressionPtr node = parse_tuple(/*with_condition=*/true, /*in_parentheses=*/true);
     expect_sign(")");
     return node;

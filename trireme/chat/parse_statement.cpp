@@ -86,7 +86,11 @@ void Parser::fail_unexpected() const {
 }
 
 Body Parser::run() {
-  return parse_body({});
+  try {
+    return parse_body({});
+  } catch (const TemplateError& error) { // of deeper()
+    fail(error.what());
+  }
 }
 
 // Up to a tag named in `ends`, at whose name it stops.
@@ -130,7 +134,7 @@ Body Parser::parse_closed_block(std::string_view end) {
 }
 
 Statement Parser::parse_statement() {
-  const Level level(*this);
+  const Level level = deeper();
   const int line = token().line;
   if (token().type != Type::name) {
     fail(concat("expected the name of a tag, found ", show(token())));

@@ -22,8 +22,6 @@ class Parser {
   Body run();
 
  private:
-  class Level;
-
   // Tokens.
   const Token& token(size_t ahead = 0) const;
   bool is_sign(std::string_view sign, size_t ahead = 0) const;
@@ -39,6 +37,8 @@ class Parser {
   [[noreturn]] void fail(const std::string& what, const std::string& next = "") const;
   [[noreturn]] void fail_unexpected() const;
 
+  Level deeper() { return {level_, 200, "tags and brackets lie more than 200 levels inside of each other"}; }
+
   // Expressions.
   ExpressionPtr make(Expression::Kind kind, int line, std::vector<ExpressionPtr> operands = {});
   void add_operand(Expression& node, ExpressionPtr operand) const;
@@ -51,8 +51,9 @@ class Parser {
   ExpressionPtr parse_sum();
   ExpressionPtr parse_concatenation();
   ExpressionPtr parse_product();
-  ExpressionPtr parse_row(std::string_view between, Expression::Kind kind, ExpressionPtr (Parser::*parse)());
-  ExpressionPtr parse_chain(std::initializer_list<std::string_view> signs, ExpressionPtr (Parser::*parse)());
+  /// What `parse` reads, with one of `signs` between each two, which become the node's names.
+  ExpressionPtr parse_chain(Expression::Kind kind, std::initializer_list<std::string_view> signs,
+                            ExpressionPtr (Parser::*parse)());
   ExpressionPtr parse_operand() { return parse_unary(/*with_filter=*/true); }
   ExpressionPtr parse_unary(bool with_filter);
   ExpressionPtr parse_primary();
@@ -91,24 +92,6 @@ class Parser {
   int level_ = 0;
   int loops_ = 0; ///< around here, within the macro
   std::vector<std::string> open_tags_;
-};
-
-/// Counts how deep the parser is, so that a template cannot use up the stack.
-class Parser::Level {
- public:
-  explicit Level(Parser& parser) : parser_(parser) {
-    constexpr int kMostLevels = 200;
-    if (++parser_.level_ > kMostLevels) {
-      --parser_.level_;
-      parser_.fail("tags and brackets lie too deep inside of each other", "At most 200 levels are supported.");
-    }
-  }
-  ~Level() { --parser_.level_; }
-  Level(const Level&) = delete;
-  Level& operator=(const Level&) = delete;
-
- private:
-  Parser& parser_;
 };
 
 } // namespace trireme::chat

@@ -163,6 +163,14 @@ Value make_mapping(Mapping mapping) {
   return std::make_shared<const Mapping>(std::move(mapping));
 }
 
+Values pairs_of(const Mapping& mapping, Budget& budget) {
+  Values pairs;
+  for (const auto& [key, value] : mapping.items()) {
+    pairs.push_back(make_sequence(Sequence::Type::tuple, {key, value}, budget));
+  }
+  return pairs;
+}
+
 Value from_json(const nlohmann::ordered_json& json, Budget& budget) {
   return from_json(json, budget, 0);
 }

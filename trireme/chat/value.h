@@ -142,6 +142,8 @@ struct Callable {
 Value make_sequence(Sequence::Type type, Values elements, Budget& budget);
 Value make_list(Values elements, Budget& budget);
 Value make_mapping(Mapping mapping);
+/// (key, value) tuples.
+Values pairs_of(const Mapping& mapping, Budget& budget);
 
 /// From JSON; text that is not UTF-8 becomes U+FFFD. Errors: TemplateError for numbers beyond 64 bits and for more
 /// than kMostNesting levels.

@@ -55,39 +55,28 @@ bool is_in(const Value& value, const Arguments& given, Budget& budget) {
   return contains(arguments.get(0), value, budget);
 }
 
-enum class Sign { equal, unequal, less, less_equal, greater, greater_equal };
-
-template <Sign kSign>
-bool compares(const Value& value, const Arguments& given, Budget& budget) {
-  constexpr std::string_view kSigns[] = {"==", "!=", "<", "<=", ">", ">="};
+template <bool kEqual>
+bool equals(const Value& value, const Arguments& given, Budget& budget) {
   const CallArguments arguments(given, "the test", {"other"}, 1);
-  return compare(value, kSigns[static_cast<size_t>(kSign)], arguments.get(0), budget);
+  return is_equal(value, arguments.get(0), budget) == kEqual;
 }
 
 const Named<ValueTest>& tests() {
   static const Named<ValueTest> all = {
-      {"!=", compares<Sign::unequal>},
-      {"<", compares<Sign::less>},
-      {"<=", compares<Sign::less_equal>},
-      {"==", compares<Sign::equal>},
-      {">", compares<Sign::greater>},
-      {">=", compares<Sign::greater_equal>},
+      {"!=", equals<false>},
+      {"==", equals<true>},
       {"boolean", judge_value<has_kind<Kind::boolean>>},
       {"defined", judge_value<is_defined>},
-      {"eq", compares<Sign::equal>},
-      {"equalto", compares<Sign::equal>},
+      {"eq", equals<true>},
+      {"equalto", equals<true>},
       {"even", has_parity<0>},
       {"false", judge_value<is_boolean<false>>},
       {"float", judge_value<has_kind<Kind::real>>},
-      {"ge", compares<Sign::greater_equal>},
-      {"gt", compares<Sign::greater>},
       {"in", is_in},
       {"integer", judge_value<has_kind<Kind::integer>>},
       {"iterable", judge_value<is_iterable>},
-      {"le", compares<Sign::less_equal>},
-      {"lt", compares<Sign::less>},
       {"mapping", judge_value<has_kind<Kind::mapping>>},
-      {"ne", compares<Sign::unequal>},
+      {"ne", equals<false>},
       {"none", judge_value<has_kind<Kind::none>>},
       {"number", judge_value<is_number>},
       {"odd", has_parity<1>},
