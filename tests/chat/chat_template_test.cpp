@@ -41,7 +41,8 @@ TEST(ChatTemplateTest, ErrorsNameTheLineAndWhatIsSupported) {
   EXPECT_THAT(error_of("a\n{% if x %}\n{{ 1 + }}{% endif %}"), HasSubstr("t.jinja:3: unexpected '}}'"));
   EXPECT_THAT(error_of("\n{{ x | frobnicate }}"), HasSubstr("t.jinja:2: no filter is named 'frobnicate'"));
   EXPECT_THAT(error_of("{{ x | frobnicate }}"), HasSubstr("tojson, trim"));
-  EXPECT_THAT(error_of("{{ x is frobnicated }}"), HasSubstr("no test is named 'frobnicated'. Supported: !=, ==, boolean"));
+  EXPECT_THAT(error_of("{{ x is frobnicated }}"),
+              HasSubstr("no test is named 'frobnicated'. Supported: !=, ==, boolean"));
   EXPECT_THAT(error_of("{{ 'x'.zfill(3) }}"), HasSubstr("no method is named 'zfill'. Supported: capitalize, endswith"));
   EXPECT_THAT(error_of("{{ messages[0].pop('role') }}"), HasSubstr("get, items, keys, values of dicts"));
   EXPECT_THAT(error_of("{% for m in messages %}{{ loop.depth }}{% endfor %}"), HasSubstr("Supported: first, index"));
