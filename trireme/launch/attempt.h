@@ -127,6 +127,7 @@ class Attempt : private PlaceEvents {
   void report_failure();
   void report_rank(size_t number);
   void report_input_error();
+  bool rank_0_has_said(size_t number) const;
   void stop();
   void start_killing();
   bool preempting() const;

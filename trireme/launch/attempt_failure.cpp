@@ -236,9 +236,18 @@ void Attempt::report_rank(size_t number) {
   job_.screen.say(concat("all it wrote: ", rank.output.log().string()));
 }
 
+// Rank 0 is shown. It may still be ending when a rank that has its error from it has ended.
+bool Attempt::rank_0_has_said(size_t number) const {
+  if (!ranks_[0].live) {
+    return exit_code_of(ranks_[0].end.wait_status) == kWrongInput;
+  }
+  const std::string error = exception_in(ranks_[number].output.last_lines().lines());
+  return !error.empty() && error == exception_in(ranks_[0].output.last_lines().lines());
+}
+
 void Attempt::report_input_error() {
   const size_t number = *failure_->rank;
-  if (shown(number) || (number != 0 && !ranks_[0].live && exit_code_of(ranks_[0].end.wait_status) == kWrongInput)) {
+  if (shown(number) || (number != 0 && rank_0_has_said(number))) {
     return; // the user has seen it
   }
   const std::string words = ranks_[number].output.last_lines().last();
