@@ -1,27 +1,7 @@
-#include <trireme/kernels/attention_loops.h>
-#include <trireme/kernels/few_rows.h>
-#include <trireme/kernels/fused_kernel_sets.h>
-#include <trireme/kernels/fused_rows.h>
-#include <trireme/kernels/llama_rows.h>
+#include <trireme/kernels/fused_loops.h>
 
 namespace trireme::kernels {
 
-const FusedKernelSet kAvx512FusedKernels = {&gelu,
-                                            &gelu_backward,
-                                            &layer_norm,
-                                            &layer_norm_backward,
-                                            &cross_entropy,
-                                            &cross_entropy_backward,
-                                            &column_sum,
-                                            &add_bias,
-                                            &rms_norm,
-                                            &rms_norm_backward,
-                                            &gated_silu,
-                                            &gated_silu_backward,
-                                            &rotary,
-                                            &few_rows,
-                                            &attention_workspace,
-                                            &attention,
-                                            &attention_backward};
+const FusedKernelSet kAvx512FusedKernels = kFusedLoops;
 
 } // namespace trireme::kernels
