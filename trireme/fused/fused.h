@@ -92,10 +92,9 @@ std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, 
 
 /// at::linear(x, weight, bias) of x [..., C], weight [V, C] and bias [V] or undefined.
 ///
-/// Up to 8 rows in c10::InferenceMode, as of the tokens that texts grow by, are one pass over the weight at the speed
-/// of memory. In fp32 on CPUs of other vendors than Intel, MKL computes 32 to 1,024 rows of 8,192 outputs or more, as
-/// logits of a vocabulary, faster in blocks of outputs; scratch memory there: 1,024 floats a row. Kept for backward: x
-/// and weight.
+/// Up to 8 rows in c10::InferenceMode, as of the tokens that texts grow by, are one pass over the weight. In fp32 on
+/// CPUs of other vendors than Intel, MKL computes 32 to 1,024 rows of 8,192 outputs or more, as logits of a vocabulary,
+/// faster in blocks of outputs; scratch memory there: 1,024 floats a row. Kept for backward: x and weight.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 /// Whether backward may overwrite the logits.
