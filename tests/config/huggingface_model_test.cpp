@@ -70,10 +70,11 @@ class HuggingFaceModelTest : public testing::Test {
     return "";
   }
   // A run file whose model comes from the folder.
-  RunConfig run(const std::string& more, const std::vector<std::string>& overrides = {}) {
+  RunConfig run(const std::string& more, const std::vector<std::string>& overrides = {},
+                Files files = Files::must_exist) {
     write("run.json", R"({"model": {"from": ".")" + more + R"(}, "data": {"type": "text", "train": "train.txt"},
       "training": {"steps": 1}, "engine": {"train_batch_size": 1}})");
-    return read_run_file(folder_ / "run.json", overrides);
+    return read_run_file(folder_ / "run.json", overrides, files);
   }
 
   fs::path folder_;
@@ -174,7 +175,10 @@ TEST_F(HuggingFaceModelTest, FromNamesAFolderOfThisMachine) {
   write("config.json", llama_config().dump());
   const auto refused = [&](const std::string& from) { return testing::ThrowsMessage<InputError>(HasSubstr(from)); };
   EXPECT_THAT([&] { run("", {"model.from=config.json"}); }, refused("config.json is a file. Name its folder, "));
-  EXPECT_THAT([&] { run("", {"model.from=HuggingFaceTB/SmolLM2-135M"}); }, refused("Trireme downloads nothing"));
+  for (const Files files : {Files::must_exist, Files::may_be_absent}) { // train and estimate
+    EXPECT_THAT([&] { run("", {"model.from=HuggingFaceTB/SmolLM2-135M"}, files); },
+                refused("Trireme downloads nothing"));
+  }
   fs::remove(folder_ / "config.json");
   ASSERT_EQ(::mkfifo((folder_ / "config.json").c_str(), 0600), 0);
   EXPECT_THAT([&] { run(""); }, refused("config.json is not a regular file"));

@@ -76,6 +76,7 @@ TEST_F(PreemptionCommandTest, ASignalInTheFirstMomentsStopsItToo) {
                             60);
     EXPECT_EQ(run.status, 75) << later << " s after its beginning: " << run.output;
     EXPECT_EQ(report(out)["status"], "preempted");
+    EXPECT_EQ(report(out)["exit_code"], 75);
     if (!fs::exists(folder / out / "checkpoints/latest")) {
       EXPECT_THAT(run.output, HasSubstr("stopped before anything was saved"));
     }

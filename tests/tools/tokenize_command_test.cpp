@@ -1,5 +1,7 @@
 #include "shell.h"
 
+#include <tests/support/page_blocks.h>
+
 #include <gmock/gmock.h>
 
 namespace trireme::tools {
@@ -42,6 +44,33 @@ TEST_F(TokenizeCommandTest, AndBack) {
             "{\"text\":\"ab "
             "a\"}\n{\"text\":\"\xc3\xa9\"}\n{\"text\":\"\xef\xbf\xbd\"}\n{\"text\":\"\"}\n{\"text\":\"bb\"}\n");
   EXPECT_EQ(run("6 3\n", "--decode --special").output, "<s>ab\n");
+}
+
+TEST_F(TokenizeCommandTest, PrintsWhatThePageShows) {
+  int commands = 0;
+  for (const test::PageBlock& block : test::blocks_of("docs/tokenizers.md")) {
+    std::string command, output;
+    const auto compare = [&] {
+      if (!command.empty()) {
+        write_file_atomically(folder_.path / "command", command); // sh() would have to quote it
+        const Finished run =
+            sh(concat("PATH=", test::binary_dir(), "/bin:$PATH sh ", folder_.path.string(), "/command"));
+        EXPECT_EQ(run.output, output) << block.where;
+        ++commands;
+      }
+      output.clear();
+    };
+    for (const std::string& line : split(block.text, '\n')) {
+      if (line.starts_with("$ ")) {
+        compare();
+        command = line.substr(2);
+      } else if (!line.empty()) {
+        output += line + '\n';
+      }
+    }
+    compare();
+  }
+  EXPECT_EQ(commands, 2);
 }
 
 TEST_F(TokenizeCommandTest, BenchTokenizerPrintsRows) {

@@ -1,11 +1,13 @@
 // A program of ten lines trains its own models and data as `trireme train` does.
 #include <tests/support/folders.h>
+#include <tests/support/page_blocks.h>
 #include <tests/support/page_code.h>
 #include <tests/tools/shell.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -209,6 +211,54 @@ TEST_F(OwnModelTest, AModelOfTriremeTrainsOnOwnDataOnlyIfItFits) {
 
 TEST(OwnModelPageTest, ThePageShowsTheProgram) {
   EXPECT_GE(test::code_lines_of("docs/own_model.md", {"examples/own_model/main.cpp"}), 30);
+}
+
+// Speeds, times and last digits differ from run to run.
+std::string without_figures(const std::string& line) {
+  static const std::regex figure(R"([0-9]+(\.[0-9]+)?[kM]?( [um]?s\b)?)");
+  const bool measured = line.starts_with("step ") || line.starts_with("validation loss") ||
+                        line.starts_with("communication that nothing hid");
+  return measured ? std::regex_replace(line, figure, "#") : line;
+}
+
+TEST_F(OwnModelTest, PrintsWhatThePageShows) {
+  const std::vector<test::PageBlock> blocks = test::blocks_of("docs/own_model.md");
+  const auto block_with = [&](const std::string& part) -> std::string {
+    for (const test::PageBlock& block : blocks) {
+      if (block.text.find(part) != std::string::npos) {
+        return block.text;
+      }
+    }
+    ADD_FAILURE() << "docs/own_model.md has no block with " << part;
+    return "";
+  };
+  const std::string run = block_with("\"model\": {\"type\": \"mlp\"");
+  EXPECT_EQ(json::parse(run), json::parse(read_file(fs::path(test::source_dir()) / "examples/own_model/run.json")));
+  write_file_atomically(folder_ / "run.json", run);
+  const auto in_folder = [&](const std::string& options) {
+    return sh(concat("cd ", folder_.string(), " && OMP_NUM_THREADS=1 ", kProgram, " train run.json ", options), 300);
+  };
+  const Finished trained = in_folder("-n 2 --max-restarts 3 --out runs/own_model");
+  ASSERT_EQ(trained.status, 0) << trained.output;
+  std::vector<std::string> printed, shown;
+  for (const std::string& line : split(trained.output, '\n')) {
+    const bool between = line.starts_with("step ") && !line.starts_with("step   1/") && !line.starts_with("step 400/");
+    const bool of_a_busy_machine = between || line.find("warning: rank") != std::string::npos;
+    if (!of_a_busy_machine) {
+      printed.push_back(without_figures(line));
+    }
+  }
+  for (const std::string& line : split(block_with("162 parameters"), '\n')) {
+    shown.push_back(without_figures(line));
+  }
+  EXPECT_EQ(printed, shown);
+  const std::string width = "\"width\": 32";
+  std::string wrong = run;
+  wrong.replace(wrong.find(width), width.size(), "\"width\": 0");
+  write_file_atomically(folder_ / "run.json", wrong);
+  const std::string refusal = in_folder("").output;
+  EXPECT_THAT(read_file(fs::path(test::source_dir()) / "docs/own_model.md"),
+              HasSubstr(refusal.substr(0, refusal.find('\n'))));
 }
 
 } // namespace

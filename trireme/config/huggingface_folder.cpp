@@ -14,12 +14,15 @@ bool has_text(const JsonNode* node, std::string_view text) {
 }
 
 fs::path folder_of(const JsonNode& from, const RunPaths& paths) {
-  fs::path folder =
-      paths.one(from, from.as_string(),
-                "Name a folder of this machine: Trireme downloads nothing, \"hf download\" of Hugging Face does. "
-                "A relative path starts at the folder of the run file.");
+  constexpr const char* kNext =
+      "Name a folder of this machine: Trireme downloads nothing, \"hf download\" of Hugging Face does. "
+      "A relative path starts at the folder of the run file.";
+  fs::path folder = paths.one(from, from.as_string(), kNext);
   folder = folder.has_filename() ? folder : folder.parent_path(); // without a slash at the end
   std::error_code ignored;
+  if (!fs::exists(folder, ignored)) { // other files may be absent where nothing trains
+    from.fail(concat("there is no file ", folder.string()), kNext);
+  }
   if (fs::is_regular_file(folder, ignored)) {
     from.fail(concat(folder.string(), " is a file"), concat("Name its folder, ", folder.parent_path().string(), '.'));
   }

@@ -234,7 +234,8 @@ std::optional<launch::Progress> progress_of(const fs::path& out, int64_t saved) 
   return found ? std::optional(progress) : std::nullopt;
 }
 
-void write_report(const fs::path& out, const launch::JobReport& report) {
+// `exit_status`: of this process.
+void write_report(const fs::path& out, const launch::JobReport& report, int exit_status) {
   nlohmann::ordered_json restarts = nlohmann::ordered_json::array();
   for (const launch::Restart& restart : report.restarts) {
     restarts.push_back({{"cause", restart.cause},
@@ -248,7 +249,7 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
                              : signalled           ? "stopped"
                                                    : "failed";
   const nlohmann::ordered_json all = {{"status", status},
-                                      {"exit_code", report.exit_code},
+                                      {"exit_code", exit_status},
                                       {"signal", report.received_signal},
                                       {"total_seconds", report.total_seconds},
                                       {"ettr", report.ettr},
@@ -433,22 +434,25 @@ int train_job(TrainCommand command, const Program& program) {
   } catch (const Error& error) {
     report.exit_code = error.exit_code();
     if (options.superseded().empty()) {
-      write_report(command.out, report);
+      write_report(command.out, report, ended_with(report.exit_code));
     }
     throw;
   }
+  const int status = report.received_signal != 0 && report.exit_code == 0 ? static_cast<int>(command.stopped_status)
+                                                                          : report.exit_code;
   if (options.superseded().empty()) {
-    write_report(command.out, report);
+    write_report(command.out, report, ended_with(status));
   }
   if (report.received_signal != 0 && (report.exit_code != 0 || report.not_begun)) {
     const int64_t step = saved();
+    const bool exports = step >= run.training.steps && !run.training.export_to.empty();
     log::info(saved.nothing_saved()
                   ? concat("stopped before anything was saved: begin again with --resume ", command.resume_from)
+              : exports  ? concat("stopped; all steps are saved: --resume writes ", run.training.export_to.string())
               : step > 0 ? concat("stopped; step ", step, " is saved: continue with --resume")
                          : "stopped before anything was saved");
   }
-  return report.received_signal != 0 && report.exit_code == 0 ? static_cast<int>(command.stopped_status)
-                                                              : report.exit_code;
+  return status;
 }
 
 } // namespace trireme::train
