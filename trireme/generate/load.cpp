@@ -7,6 +7,7 @@
 #include <trireme/config/huggingface_model.h>
 #include <trireme/config/run_file.h>
 #include <trireme/generate/model_files.h>
+#include <trireme/tokenizer/tokenizer_files.h>
 
 #include <torch/utils.h>
 
@@ -20,30 +21,6 @@ namespace fs = std::filesystem;
 [[noreturn]] void refuse(const fs::path& folder, const std::string& type) {
   throw InputError("generate", concat(folder.string(), " is a ", type, ", which generates no text"),
                    "A \"gpt\" or \"llama\" does.");
-}
-
-std::vector<int32_t> end_tokens_in(const fs::path& folder) {
-  std::vector<int32_t> tokens;
-  for (const char* name : {"generation_config.json", "config.json"}) {
-    std::error_code ignored;
-    if (!fs::is_regular_file(folder / name, ignored)) {
-      continue;
-    }
-    const JsonNode config = JsonNode::parse_file(folder / name);
-    const JsonNode* ids = config.is_object() ? config.find("eos_token_id") : nullptr;
-    if (ids == nullptr || ids->is_null()) {
-      continue;
-    }
-    if (ids->kind() == JsonNode::Kind::array) {
-      for (const JsonNode& id : ids->elements()) {
-        tokens.push_back(static_cast<int32_t>(id.as_integer()));
-      }
-    } else {
-      tokens.push_back(static_cast<int32_t>(ids->as_integer()));
-    }
-    return tokens;
-  }
-  return tokens;
 }
 
 Trained load_huggingface(const fs::path& folder) {
@@ -62,7 +39,7 @@ Trained load_huggingface(const fs::path& folder) {
   if (const fs::path tokenizer = config::tokenizer_in(folder); !tokenizer.empty()) {
     trained.tokenizer = data::make_tokenizer(tokenizer.string());
   }
-  trained.end_tokens = end_tokens_in(folder);
+  trained.end_tokens = tokenizer::end_token_ids_in(folder);
   trained.files = folder;
   return trained;
 }
@@ -87,7 +64,7 @@ Trained load_checkpoint(const fs::path& path) {
   for (const auto& item : trained.model.module()->named_parameters()) {
     saved.read_into(item.key(), 0, item.value().detach());
   }
-  trained.end_tokens = end_tokens_in(kept_folder(saved.folder()));
+  trained.end_tokens = tokenizer::end_token_ids_in(kept_folder(saved.folder()));
   trained.step = saved.step();
   trained.files = kept_folder(saved.folder());
   const fs::path tokenizer = run.data.tokenizer;

@@ -5,11 +5,13 @@
 #include <trireme/base/json.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/tokenizer/read_tokenizer.h>
+#include <trireme/tokenizer/tokenizer_files.h>
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -19,19 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::array kConfig = {"config.json", "generation_config.json"};
-constexpr std::array kTokenizer = {"tokenizer.json",
-                                   "tokenizer_config.json",
-                                   "special_tokens_map.json",
-                                   "added_tokens.json",
-                                   "chat_template.jinja",
-                                   "chat_template.json",
-                                   "vocab.json",
-                                   "merges.txt",
-                                   "vocab.txt",
-                                   "tokenizer.model",
-                                   "encoder.json",
-                                   "vocab.bpe"};
-
+constexpr std::array kDecide = {"tokenizer.json", "vocab.json", "merges.txt"}; // names in a copy
 constexpr const char* kLabels = "labels.json";
 
 // Anyone may read a copy, whatever the mode of the original, and a later start may replace it.
@@ -41,8 +31,7 @@ void put_copy(const fs::path& from, const fs::path& to) {
   write_file_atomically(to, read_file(from), kMode);
 }
 
-template <size_t kFiles>
-void copy_files(const fs::path& from, const std::array<const char*, kFiles>& names, const fs::path& to) {
+void copy_files(const fs::path& from, std::span<const char* const> names, const fs::path& to) {
   std::error_code ignored;
   for (const char* name : names) {
     if (fs::is_regular_file(from / name, ignored) && !fs::equivalent(from / name, to / name, ignored)) {
@@ -64,46 +53,39 @@ bool is_kept_unchanged(const fs::path& from, const fs::path& kept) {
   return true;
 }
 
+bool is_there(const std::string& tokenizer) {
+  std::error_code ignored;
+  return fs::exists(tokenizer, ignored) || tokenizer::vocab_and_merges_in(tokenizer);
+}
+
 // A folder, whether the path is one or a file in one.
 fs::path folder_of(const fs::path& path) {
   std::error_code ignored;
   return fs::is_directory(path, ignored) ? path : path.parent_path();
 }
 
-struct Kept {
-  fs::path from;
-  std::string name;
-  bool decides; // what ids or values mean
-};
+using Kept = tokenizer::TokenizerFile;
 
 // Those that are there.
 std::vector<Kept> files_of(const config::RunConfig& run) {
   std::vector<Kept> files;
   std::error_code ignored;
-  const auto add_all = [&](const fs::path& folder, const auto& names, const auto& decides) {
-    for (const char* name : names) {
-      if (fs::is_regular_file(folder / name, ignored)) {
-        files.push_back({folder / name, name, decides(std::string_view(name))});
-      }
-    }
-  };
-  const auto is_config = [](std::string_view name) { return name == "config.json"; };
-  const auto is_vocabulary = [](std::string_view name) {
-    return name == "tokenizer.json" || name == "vocab.json" || name == "merges.txt" || name == "vocab.txt";
-  };
   if (const fs::path& from = run.model.init_from(); run.model.reads_tokens() && !from.empty()) {
     const auto checkpoint = checkpoint::find_newest(from);
-    add_all(checkpoint ? kept_folder(*checkpoint) : folder_of(from), kConfig, is_config);
+    const fs::path folder = checkpoint ? kept_folder(*checkpoint) : folder_of(from);
+    for (const char* name : kConfig) {
+      if (fs::is_regular_file(folder / name, ignored)) {
+        files.push_back({folder / name, name, /*decides=*/std::string_view(name) == "config.json"});
+      }
+    }
   }
-  const fs::path tokenizer = run.data.tokenizer;
-  const bool has_own_name = std::ranges::find(kTokenizer, tokenizer.filename()) == kTokenizer.end();
-  if (const auto pair = tokenizer::vocab_and_merges_in(run.data.tokenizer)) {
-    files.push_back({pair->first, "vocab.json", true});
-    files.push_back({pair->second, "merges.txt", true});
-  } else if (has_own_name && fs::is_regular_file(tokenizer, ignored)) {
-    files.push_back({tokenizer, kTokenizer.front(), true});
-  } else if (fs::exists(tokenizer, ignored)) { // not "bytes"
-    add_all(folder_of(tokenizer), kTokenizer, is_vocabulary);
+  if (run.data.tokenizer.empty() || !is_there(run.data.tokenizer)) {
+    return files;
+  }
+  for (const Kept& file : tokenizer::tokenizer_files(run.data.tokenizer)) {
+    if (std::ranges::none_of(files, [&](const Kept& other) { return other.name == file.name; })) {
+      files.push_back(file);
+    }
   }
   return files;
 }
@@ -112,7 +94,7 @@ std::vector<Kept> files_of(const config::RunConfig& run) {
 void forget_all_but(const std::vector<Kept>& files, const fs::path& folder) {
   std::error_code ignored;
   for (const auto& item : fs::directory_iterator(folder, ignored)) {
-    if (std::ranges::none_of(files, [&](const Kept& file) { return fs::equivalent(file.from, item, ignored); })) {
+    if (std::ranges::none_of(files, [&](const Kept& file) { return fs::equivalent(file.path, item, ignored); })) {
       fs::remove_all(item, ignored);
     }
   }
@@ -132,18 +114,17 @@ void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, 
   std::error_code ignored;
   std::vector<Kept> files = files_of(run);
   const std::string& tokenizer = run.data.tokenizer;
-  if (!resumed && !tokenizer.empty() && tokenizer != "bytes" && !tokenizer::vocab_and_merges_in(tokenizer) &&
-      !fs::exists(tokenizer, ignored)) {
+  if (!resumed && !tokenizer.empty() && tokenizer != "bytes" && !is_there(tokenizer)) {
     throw InputError("train", concat(tokenizer, " was removed after it was read, before the run kept a copy"),
                      "Put it back and start again.");
   }
   if (!resumed) {
     forget_all_but(files, to);
   }
-  std::erase_if(files, [&](const Kept& file) { return file.decides && is_kept_unchanged(file.from, to / file.name); });
+  std::erase_if(files, [&](const Kept& file) { return file.decides && is_kept_unchanged(file.path, to / file.name); });
   for (const Kept& file : files) {
-    if (!fs::equivalent(file.from, to / file.name, ignored)) {
-      put_copy(file.from, to / file.name);
+    if (!fs::equivalent(file.path, to / file.name, ignored)) {
+      put_copy(file.path, to / file.name);
     }
   }
   if (labels.empty()) {
@@ -175,7 +156,8 @@ std::vector<std::string> kept_labels(const fs::path& checkpoint) {
 
 void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
   copy_files(kept_folder(checkpoint), kConfig, to);
-  copy_files(kept_folder(checkpoint), kTokenizer, to);
+  copy_files(kept_folder(checkpoint), kDecide, to);
+  copy_files(kept_folder(checkpoint), tokenizer::kBesideTokenizer, to);
 }
 
 fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint) {
@@ -186,8 +168,8 @@ fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint
     return tokenizer;
   }
   const fs::path kept = kept_folder(checkpoint);
-  for (const fs::path& name :
-       {tokenizer.filename(), fs::path("tokenizer.json"), fs::path("vocab.json"), fs::path("encoder.json")}) {
+  for (const fs::path& name : {tokenizer.filename(), fs::path("tokenizer.json"), fs::path("vocab.json"),
+                               fs::path("encoder.json")}) { // the last: of older runs
     if (fs::is_regular_file(kept / name, ignored)) {
       return kept / name;
     }

@@ -5,6 +5,8 @@
 #include <trireme/base/text.h>
 #include <trireme/tokenizer/read_tokenizer.h>
 
+#include <algorithm>
+#include <span>
 #include <utility>
 
 namespace trireme::tokenizer {
@@ -12,6 +14,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kChoices =
+    "Give \"bytes\", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt (or encoder.json and "
+    "vocab.bpe).";
 constexpr const char* kPairs[][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
 
 bool exists_file(const fs::path& path) {
@@ -19,33 +24,37 @@ bool exists_file(const fs::path& path) {
   return fs::is_regular_file(path, ignored);
 }
 
-// Those that decide, in the order of make_tokenizer(); and the folder of the others.
-std::pair<std::vector<TokenizerFile>, fs::path> deciding_files(const std::string& spec) {
-  std::error_code ignored;
-  const fs::path path = spec;
-  if (fs::is_directory(path, ignored)) {
-    if (exists_file(path / "tokenizer.json")) {
-      return {{{path / "tokenizer.json", "tokenizer.json"}}, path};
-    }
-    for (const auto& [vocab, merges] : kPairs) {
-      if (exists_file(path / vocab)) {
-        return {{{path / vocab, "vocab.json"}, {path / merges, "merges.txt"}}, path};
-      }
-    }
-    return {{}, path};
+std::vector<TokenizerFile> pair_of(const fs::path& vocab, const fs::path& merges) {
+  return {{vocab, "vocab.json"}, {merges, "merges.txt"}};
+}
+
+std::vector<TokenizerFile> files_in(const fs::path& folder) {
+  if (exists_file(folder / "tokenizer.json")) {
+    return {{folder / "tokenizer.json", "tokenizer.json"}};
   }
-  if (exists_file(path)) {
-    if (path.filename() != "vocab.json" && path.filename() != "encoder.json") {
-      return {{{path, "tokenizer.json"}}, path.parent_path()};
+  for (const auto& [vocab, merges] : kPairs) {
+    if (exists_file(folder / vocab) && exists_file(folder / merges)) {
+      return pair_of(folder / vocab, folder / merges);
     }
-    const bool has_merges = exists_file(path.parent_path() / "merges.txt");
-    return {{{path, "vocab.json"}, {path.parent_path() / (has_merges ? "merges.txt" : "vocab.bpe"), "merges.txt"}},
-            path.parent_path()};
+    if (exists_file(folder / vocab) || exists_file(folder / merges)) {
+      const auto [there, missing] = exists_file(folder / vocab) ? std::pair(vocab, merges) : std::pair(merges, vocab);
+      throw InputError("tokenizer", concat(folder.string(), " has ", there, " but no ", missing), "Both are needed.");
+    }
   }
-  if (const auto pair = vocab_and_merges_in(spec)) {
-    return {{{pair->first, "vocab.json"}, {pair->second, "merges.txt"}}, pair->first.parent_path()};
+  throw InputError("tokenizer", concat("the folder ", folder.string(), " has no tokenizer"), kChoices);
+}
+
+std::vector<TokenizerFile> files_of(const fs::path& file) {
+  if (file.filename() != "vocab.json" && file.filename() != "encoder.json") {
+    return {{file, "tokenizer.json"}};
   }
-  return {};
+  for (const auto& [vocab, merges] : kPairs) {
+    if (exists_file(file.parent_path() / merges)) {
+      return pair_of(file, file.parent_path() / merges);
+    }
+  }
+  throw InputError("tokenizer",
+                   concat(file.string(), " needs its merges, there is no merges.txt or vocab.bpe beside it"), kChoices);
 }
 
 // "eos_token" is a text, or an object with it.
@@ -54,29 +63,70 @@ const JsonNode* content_of(const JsonNode& config) {
   return token != nullptr && token->is_object() ? token->find("content") : token;
 }
 
-// "eos_token_id" is a number, or a list.
-const JsonNode* id_of(const JsonNode& config) {
-  const JsonNode* const id = config.is_object() ? config.find("eos_token_id") : nullptr;
-  if (id == nullptr || id->kind() != JsonNode::Kind::array) {
-    return id;
-  }
-  return id->elements().empty() ? nullptr : &id->elements().front();
-}
-
 } // namespace
 
-std::vector<TokenizerFile> tokenizer_files(const std::string& spec) {
+std::vector<TokenizerFile> deciding_files(const std::string& spec) {
+  std::error_code ignored;
   if (spec == "bytes") {
     return {};
   }
-  auto [files, folder] = deciding_files(spec);
-  for (const char* name :
-       {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"}) {
-    if (exists_file(folder / name)) {
+  if (fs::is_directory(spec, ignored)) {
+    return files_in(spec);
+  }
+  if (exists_file(spec)) {
+    return files_of(spec);
+  }
+  if (const auto pair = vocab_and_merges_in(spec)) {
+    return pair_of(pair->first, pair->second);
+  }
+  throw InputError(
+      "tokenizer",
+      concat('"', spec, "\" is neither a known tokenizer nor a file or folder. ", did_you_mean(spec, {"bytes"})),
+      kChoices);
+}
+
+std::vector<TokenizerFile> tokenizer_files(const std::string& spec) {
+  std::vector<TokenizerFile> files = deciding_files(spec);
+  if (files.empty()) {
+    return files;
+  }
+  const fs::path folder = files.front().path.parent_path();
+  for (const char* name : kBesideTokenizer) {
+    const bool decides = std::ranges::any_of(files, [&](const TokenizerFile& file) { return file.name == name; });
+    if (!decides && exists_file(folder / name)) {
       files.push_back({folder / name, name, /*decides=*/false});
     }
   }
   return files;
+}
+
+std::vector<int32_t> end_token_ids_in(const fs::path& folder, int64_t vocab_size) {
+  std::vector<int32_t> ids;
+  const auto add = [&](const JsonNode& node) {
+    const int64_t id = node.as_integer();
+    if (id < 0 || id >= vocab_size) {
+      node.fail(concat("id ", id, " is outside of the tokenizer's ", vocab_size, " tokens"),
+                "Correct it, or name the end token.");
+    }
+    ids.push_back(static_cast<int32_t>(id));
+  };
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    if (!exists_file(folder / name)) {
+      continue;
+    }
+    const JsonNode config = JsonNode::parse_file(folder / name);
+    const JsonNode* const node = config.is_object() ? config.find("eos_token_id") : nullptr;
+    if (node == nullptr || node->is_null()) {
+      continue;
+    }
+    if (node->kind() == JsonNode::Kind::array) {
+      std::ranges::for_each(node->elements(), add);
+    } else {
+      add(*node);
+    }
+    return ids;
+  }
+  return ids;
 }
 
 EndToken end_token_named(const std::string& text, const Tokenizer& tokenizer) {
@@ -91,33 +141,22 @@ EndToken end_token_named(const std::string& text, const Tokenizer& tokenizer) {
 }
 
 std::optional<EndToken> end_token_of(const std::string& spec, const Tokenizer& tokenizer) {
-  if (spec == "bytes") {
+  const std::vector<TokenizerFile> files = deciding_files(spec);
+  if (files.empty()) {
     return std::nullopt;
   }
-  const auto [files, folder] = deciding_files(spec);
+  const fs::path folder = files.front().path.parent_path();
   if (exists_file(folder / "tokenizer_config.json")) {
     const JsonNode config = JsonNode::parse_file(folder / "tokenizer_config.json");
     if (const JsonNode* const text = content_of(config); text != nullptr && !text->is_null()) {
       return end_token_named(text->as_string(), tokenizer);
     }
   }
-  for (const char* name : {"generation_config.json", "config.json"}) {
-    if (!exists_file(folder / name)) {
-      continue;
-    }
-    const JsonNode config = JsonNode::parse_file(folder / name);
-    if (const JsonNode* const node = id_of(config); node != nullptr && !node->is_null()) {
-      const int64_t id = node->as_integer();
-      if (id < 0 || id >= tokenizer.vocab_size()) {
-        node->fail(concat("id ", id, " is outside of the tokenizer's ", tokenizer.vocab_size(), " tokens"),
-                   "Correct it, or name the end token.");
-      }
-      const std::vector<int32_t> ids{static_cast<int32_t>(id)};
-      return EndToken{tokenizer.decode(ids), ids.front()};
-    }
+  if (const auto ids = end_token_ids_in(folder, tokenizer.vocab_size()); !ids.empty()) {
+    return EndToken{tokenizer.decode(std::span(ids).first(1)), ids.front()};
   }
   constexpr const char* kEndOfText = "<|endoftext|>"; // of GPT-2, whose pair of files has no configuration
-  if (!files.empty() && files.front().name == "vocab.json") {
+  if (files.front().name == "vocab.json") {
     if (const auto ids = tokenizer.encode(kEndOfText); ids.size() == 1) {
       return EndToken{kEndOfText, ids.front()};
     }

@@ -2,8 +2,10 @@
 
 #include <trireme/tokenizer/tokenizer.h>
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,9 +19,29 @@ struct TokenizerFile {
   bool decides = true; ///< its ids
 };
 
-/// The files that decide the ids of make_tokenizer(`spec`), and beside them, if they are there, tokenizer_config.json,
-/// special_tokens_map.json, generation_config.json and chat_template.jinja. None for "bytes".
+/// The files that decide the ids of make_tokenizer(`spec`): a tokenizer.json, or a vocabulary and its merges. None for
+/// "bytes". Errors: InputError if `spec` names no tokenizer, or one of the pair is missing.
+std::vector<TokenizerFile> deciding_files(const std::string& spec);
+
+/// The same, and those of kBesideTokenizer that are in their folder. None for "bytes". Errors: as deciding_files().
 std::vector<TokenizerFile> tokenizer_files(const std::string& spec);
+
+/// What Hugging Face's libraries read beside the files that decide.
+inline constexpr std::array kBesideTokenizer = {"tokenizer_config.json",
+                                                "special_tokens_map.json",
+                                                "added_tokens.json",
+                                                "generation_config.json",
+                                                "chat_template.jinja",
+                                                "chat_template.json",
+                                                "vocab.json",
+                                                "merges.txt",
+                                                "vocab.txt",
+                                                "tokenizer.model"};
+
+/// "eos_token_id" of generation_config.json in `folder`, or else of config.json: a number or a list. Empty if neither
+/// says one. Errors: InputError with its place for an id outside of [0, vocab_size).
+std::vector<int32_t> end_token_ids_in(const std::filesystem::path& folder,
+                                      int64_t vocab_size = std::numeric_limits<int32_t>::max());
 
 /// A token with which a text ends.
 struct EndToken {
