@@ -205,6 +205,12 @@ Group::Group()
 
 Group::Group(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
+Group::~Group() = default;
+Group::Group(const Group& other) = default;
+Group::Group(Group&& other) noexcept = default;
+Group& Group::operator=(const Group& other) = default;
+Group& Group::operator=(Group&& other) noexcept = default;
+
 int Group::rank() const {
   return state_->rank();
 }

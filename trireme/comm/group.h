@@ -24,6 +24,12 @@ class Group {
  public:
   /// A group of one over the null backend.
   Group();
+  // Not inline: gcc 12 warns of members of a moved default argument ("may be used uninitialized").
+  ~Group();
+  Group(const Group& other);
+  Group(Group&& other) noexcept;
+  Group& operator=(const Group& other);
+  Group& operator=(Group&& other) noexcept;
 
   int rank() const;
   int size() const;
