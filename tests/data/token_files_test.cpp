@@ -51,7 +51,7 @@ class TokenFilesTest : public TemporaryFolderTest {
       for (int32_t i = 0; i < length; ++i) {
         document.push_back(token++ * 5);
       }
-      writer.append(document, true);
+      writer.append(document, {}, true);
     }
     index.shards = writer.finish();
     index.tokenizer = "bytes";
@@ -147,8 +147,7 @@ TEST_F(TokenFilesTest, DamagedShardsAreNamed) {
                 AllOf(HasSubstr("it is cut off"), HasSubstr("make it again")));
   }
   EXPECT_THAT(refused({write("long.bin", whole + "x")}), HasSubstr("something follows its end"));
-  EXPECT_THAT(refused({changed(shard, 8, "\x02")}),
-              HasSubstr("a token shard of version 2, this program reads version 1"));
+  EXPECT_THAT(refused({changed(shard, 8, "\x03")}), HasSubstr("a token shard of version 3, this program reads 1 to 2"));
   EXPECT_THAT(refused({changed(shard, 24, "\x09")}), HasSubstr("its header is damaged"));
   EXPECT_THAT(refused({changed(shard, whole.size() - 8, "\xFF")}), HasSubstr("its document table is damaged: entry 9"));
   EXPECT_TRUE(has_right_checksum(FileMap(shard).bytes(), open_token_files({shard}, 0)[0].checksum));

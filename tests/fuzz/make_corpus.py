@@ -85,13 +85,16 @@ def charsmap(size, replaced, offset, text):
     return base64.b64encode(struct.pack(f"<{size + 1}I", 4 * size, *units) + b"x\0") + b"\x01" + text
 
 
-def token_shard(width, tokens, documents, vocab_size=300, version=1):
+def token_shard(width, tokens, documents, vocab_size=300, version=1, mask=None):
     """The target puts in the checksum of the header."""
     data = b"".join(token.to_bytes(width, "little") for token in tokens)
     padding = bytes(-(128 + len(data)) % 64)
     offset = 128 + len(data) + len(padding)
     header = b"TRTOKENS" + struct.pack("<IIQQQQQQ", version, width, vocab_size, len(tokens), len(documents), offset, 7, 0)
-    return header + bytes(64) + data + padding + struct.pack(f"<{len(documents)}Q", *documents)
+    counted = 0 if mask is None else sum(map(int.bit_count, mask))
+    table = struct.pack(f"<{len(documents)}Q", *documents)
+    end = b"" if mask is None else bytes(-(offset + len(table)) % 64) + mask
+    return header + struct.pack("<Q", counted) + bytes(56) + data + padding + table + end
 
 
 def megatron_index(code, lengths, documents, width=2, modes=b"", version=1):
@@ -119,7 +122,9 @@ def main():
     write("token_shard", "continued", token_shard(2, [1, 2, 3], []))
     write("token_shard", "cut", token_shard(2, range(70), [0, 5, 69])[:-9])
     write("token_shard", "table", token_shard(2, range(9), [4, 4]))
-    write("token_shard", "version", token_shard(2, range(9), [0], version=2))
+    write("token_shard", "version", token_shard(2, range(9), [0], version=3))
+    write("token_shard", "masked", token_shard(2, range(70), [0, 5, 69], version=2, mask=bytes([255, 0, 3, 128, 7, 1, 0, 0, 32])))
+    write("token_shard", "mask-cut", token_shard(2, range(70), [0], version=2, mask=b"1234"))
 
     write("megatron_index", "uint16", megatron_index(8, [3, 0, 5], [0, 2, 3]))
     write("megatron_index", "int32", megatron_index(4, [1], [0, 1], width=4, modes=b"\0"))

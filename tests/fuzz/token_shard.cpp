@@ -24,6 +24,9 @@ void read(const std::string& content) {
       const unsigned char* const entry = bytes.data() + header.documents_offset() + i * 8;
       require(data::read_u64(entry) < static_cast<uint64_t>(header.num_tokens), "documents begin at a token");
     }
+    require(!header.counted_tokens ||
+                header.mask_offset() + static_cast<uint64_t>(header.num_tokens + 7) / 8 == bytes.size(),
+            "the mask ends the file");
     data::has_right_checksum(bytes, header.checksum);
     require(header.encode() == content.substr(0, data::kShardHeaderBytes), "written again it is the same");
   });
@@ -36,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   read(content);
   constexpr size_t kHashed = data::kShardHeaderBytes - sizeof(uint64_t);
   if (size >= data::kShardHeaderBytes) {
-    std::memset(content.data() + 64, 0, kHashed - 64); // not looked at
+    std::memset(content.data() + 72, 0, kHashed - 72); // not looked at
     const uint64_t hash = XXH3_64bits(content.data(), kHashed);
     std::memcpy(content.data() + kHashed, &hash, sizeof hash);
     read(content);

@@ -89,6 +89,12 @@ TEST_F(TokenizeDataTest, BadInputIsOneSentence) {
   };
   write_file_atomically(folder / "bad.jsonl", "{\"text\": \"a\"}\n{\"text\": 5}\n");
   EXPECT_THAT(refused(path("bad.jsonl") + " --tokenizer bytes"), HasSubstr("bad.jsonl:2: \"text\" is a number"));
+  write_file_atomically(folder / "half.jsonl", "{\"prompt\": \"a\"}\n");
+  EXPECT_THAT(refused(path("half.jsonl") + " --tokenizer bytes"),
+              HasSubstr("half.jsonl:1: the key \"response\" is missing"));
+  EXPECT_THAT(refused(path("half.jsonl") + " --tokenizer bytes --fields messages"),
+              HasSubstr("half.jsonl:1: the key \"messages\" is missing"));
+  EXPECT_THAT(refused(path("half.jsonl") + " --tokenizer bytes --fields words"), HasSubstr("--fields"));
   EXPECT_THAT(refused(path("absent.txt") + " --tokenizer bytes"), HasSubstr("absent.txt"));
   EXPECT_THAT(refused(path("text.txt") + " --tokenizer nothing"), HasSubstr("\"nothing\" is neither"));
   EXPECT_THAT(refused(path("text.txt")), HasSubstr("--tokenizer is required"));

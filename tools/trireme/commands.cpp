@@ -215,6 +215,10 @@ struct Parser {
         ->capture_default_str();
     c->add_option("--threads", tokens.threads, "Threads (default: all cores); the result is the same with any number")
         ->check(at_least(1, 1024));
+    c->add_option("--fields", tokens.fields,
+                  "What JSON lines have: text, prompt (and response), messages, or any, which looks at each line")
+        ->check(CLI::IsMember({"any", "text", "prompt", "messages"}))
+        ->capture_default_str();
     c->add_option("--text-key", tokens.text_key, "The key of a JSON line that has the text")
         ->type_name("KEY")
         ->capture_default_str();

@@ -92,6 +92,7 @@ struct DataTokenizeCommand {
   std::filesystem::path out;
   int64_t shard_tokens = int64_t{1} << 30;
   int64_t threads = 0; ///< 0: all cores
+  std::string fields = "any";
   std::string text_key = "text";
   std::string end_token; ///< empty: the tokenizer's
   bool force = false;

@@ -27,6 +27,7 @@ ordered_json describe_token_file(const data::TokenFile& file) {
                       {"bytes", file.map->bytes().size()}};
   if (file.kind == Kind::shard) {
     row["vocab_size"] = file.vocab_size;
+    row["counted_tokens"] = file.counted_tokens.value_or(file.num_tokens);
     row["damaged"] = !data::has_right_checksum(file.map->bytes(), file.checksum);
   }
   return row;
@@ -42,16 +43,26 @@ void print_index(const data::ShardIndex& index) {
                     ? concat("behind each document: ", printable(index.end_token->text), " (", index.end_token->id, ')')
                     : "nothing between documents")
             << '\n'
-            << format_count(index.tokens) << " tokens, " << count_documents(index.documents) << ", "
-            << format_bytes(index.text_bytes) << " of text from " << index.inputs.size()
-            << (index.inputs.size() == 1 ? " file\n" : " files\n");
+            << format_count(index.tokens) << " tokens"
+            << (index.counted_tokens
+                    ? concat(" (", data::percent_of(*index.counted_tokens, index.tokens), " count in the loss)")
+                    : "")
+            << ", " << count_documents(index.documents) << ", " << format_bytes(index.text_bytes) << " of text from "
+            << index.inputs.size() << (index.inputs.size() == 1 ? " file\n" : " files\n");
+}
+
+std::string share_of_counted(const ordered_json& file) {
+  const auto tokens = file["tokens"].get<int64_t>();
+  const int64_t counted = file.value("counted_tokens", tokens);
+  return counted == tokens ? "" : concat(", ", data::percent_of(counted, tokens), " count in the loss");
 }
 
 void print_token_files(const ordered_json& files) {
   for (const ordered_json& file : files) {
     std::cout << "  " << printable(file["file"].get<std::string>()) << "  " << file["tokens"] << " tokens of "
               << 8 * file["token_bytes"].get<int64_t>() << " bits, "
-              << count_documents(file["documents"].get<int64_t>()) << ", " << format_bytes(file["bytes"].get<int64_t>())
+              << count_documents(file["documents"].get<int64_t>()) << share_of_counted(file) << ", "
+              << format_bytes(file["bytes"].get<int64_t>())
               << (file.value("damaged", false) ? "  DAMAGED: wrong checksum" : "") << '\n';
   }
 }

@@ -53,12 +53,18 @@ double megabytes_per_second(const data::TokenizeResult& result) {
   return static_cast<double>(result.index.text_bytes) / 1e6 / std::max(result.seconds, 1e-9);
 }
 
+data::LineFields fields_of(const std::string& name) {
+  using enum data::LineFields;
+  return name == "text" ? text : name == "prompt" ? prompt : name == "messages" ? messages : any;
+}
+
 nlohmann::ordered_json as_json(const data::TokenizeResult& result) {
   const data::ShardIndex& index = result.index;
   nlohmann::ordered_json json = {{"folder", result.folder.string()},
                                  {"documents", index.documents},
                                  {"empty_documents", result.empty_documents},
                                  {"tokens", index.tokens},
+                                 {"counted_tokens", index.counted_tokens.value_or(index.tokens)},
                                  {"token_bytes", index.token_bytes},
                                  {"vocab_size", index.vocab_size},
                                  {"end_token", nullptr},
@@ -79,6 +85,10 @@ void print_result(const data::TokenizeResult& result, const DataTokenizeCommand&
   log::info(index.documents, index.documents == 1 ? " document, " : " documents, ", format_count(index.tokens),
             " tokens of ", 8 * index.token_bytes, " bits, ", format_bytes(index.text_bytes), " of text in ",
             format_seconds(result.seconds), " (", speed, ")");
+  if (index.counted_tokens) {
+    log::info(format_count(*index.counted_tokens), " of the tokens count in the loss, ",
+              data::percent_of(*index.counted_tokens, index.tokens));
+  }
   if (result.empty_documents > 0) {
     log::info(result.empty_documents, " documents without a token are left out");
   }
@@ -100,7 +110,7 @@ int tokenize_data(const DataTokenizeCommand& command) {
                                 .out = command.out,
                                 .shard_tokens = command.shard_tokens,
                                 .threads = command.threads > 0 ? static_cast<int>(command.threads) : usable_cores(),
-                                .text_key = command.text_key};
+                                .lines = {fields_of(command.fields), command.text_key}};
   if (!command.end_token.empty()) {
     options.end_token = command.end_token;
   }

@@ -6,7 +6,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 
 namespace trireme::data {
 namespace {
@@ -15,7 +17,7 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr const char* kIndexFormat = "trireme-token-shards";
-constexpr int64_t kIndexVersion = 1;
+constexpr int64_t kIndexVersion = 2; // with "counted_tokens"; without it, 1
 
 int64_t read_count(ObjectReader& reader, const std::string& key) {
   const JsonNode& node = reader.require(key);
@@ -49,6 +51,11 @@ std::string read_name(const JsonNode& node) {
 
 } // namespace
 
+std::string percent_of(int64_t part, int64_t whole) {
+  return concat(std::lround(100.0 * static_cast<double>(part) / static_cast<double>(std::max<int64_t>(whole, 1))),
+                " %");
+}
+
 std::string hex_of(uint64_t number) {
   std::string digits(16, '0');
   for (size_t i = 16; i-- > 0; number >>= 4) {
@@ -59,7 +66,7 @@ std::string hex_of(uint64_t number) {
 
 std::string ShardIndex::to_text() const {
   ordered_json made = {{"format", kIndexFormat},
-                       {"version", kIndexVersion},
+                       {"version", counted_tokens ? kIndexVersion : 1},
                        {"tokenizer", tokenizer},
                        {"tokenizer_files", tokenizer_files},
                        {"tokenizer_hash", hex_of(tokenizer_hash)},
@@ -71,6 +78,9 @@ std::string ShardIndex::to_text() const {
                        {"text_bytes", text_bytes},
                        {"shards", ordered_json::array()},
                        {"inputs", ordered_json::array()}};
+  if (counted_tokens) {
+    made["counted_tokens"] = *counted_tokens;
+  }
   if (end_token) {
     made["end_token"] = {{"text", end_token->text}, {"id", end_token->id}};
   }
@@ -96,8 +106,8 @@ ShardIndex ShardIndex::parse(std::string_view text, const std::string& source) {
     reader.require("format").fail("this is no index of token shards",
                                   "Name a folder that \"trireme data tokenize\" has written.");
   }
-  if (const auto version = reader.require_as<int64_t>("version"); version != kIndexVersion) {
-    reader.require("version").fail(concat("this program reads version ", kIndexVersion, ", not ", version),
+  if (const auto version = reader.require_as<int64_t>("version"); version < 1 || version > kIndexVersion) {
+    reader.require("version").fail(concat("this program reads versions 1 and ", kIndexVersion, ", not ", version),
                                    "Make the shards again with \"trireme data tokenize\", or use a newer trireme.");
   }
   ShardIndex index;
@@ -118,6 +128,9 @@ ShardIndex ShardIndex::parse(std::string_view text, const std::string& source) {
     token.finish();
   }
   index.tokens = read_count(reader, "tokens");
+  if (reader.find("counted_tokens") != nullptr) {
+    index.counted_tokens = read_count(reader, "counted_tokens");
+  }
   index.documents = read_count(reader, "documents");
   index.text_bytes = read_count(reader, "text_bytes");
   for (const JsonNode& node : reader.require("shards").elements()) {

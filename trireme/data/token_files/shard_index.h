@@ -35,8 +35,10 @@ struct ShardIndex {
   uint64_t tokenizer_hash = 0;
   int64_t vocab_size = 0;
   int64_t token_bytes = 2;
-  std::optional<EndToken> end_token; ///< behind every document
+  std::optional<EndToken> end_token; ///< behind every document that is no conversation
   int64_t tokens = 0;
+  /// Not set: all. Those that count as targets of the loss.
+  std::optional<int64_t> counted_tokens{};
   int64_t documents = 0;
   int64_t text_bytes = 0; ///< of the documents
   std::vector<Shard> shards;
@@ -51,6 +53,9 @@ struct ShardIndex {
 
 /// Whether `path` is a folder with an index.json of token shards, whole or damaged.
 bool is_shard_folder(const std::filesystem::path& path);
+
+/// "43 %".
+std::string percent_of(int64_t part, int64_t whole);
 
 /// 16 hexadecimal digits.
 std::string hex_of(uint64_t number);

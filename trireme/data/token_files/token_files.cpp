@@ -42,6 +42,8 @@ TokenFile open_shard(const fs::path& path) {
   file.vocab_size = header.vocab_size;
   file.tokenizer_hash = header.tokenizer_hash;
   file.checksum = header.checksum;
+  file.counted_tokens = header.counted_tokens;
+  file.mask = header.counted_tokens ? file.map->bytes().data() + header.mask_offset() : nullptr;
   file.num_documents = header.num_documents;
   file.table = file.map->bytes().data() + header.documents_offset();
   return file;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace trireme::data {
@@ -26,6 +27,9 @@ struct TokenFile {
   int64_t vocab_size = 0;
   /// 0: unknown.
   uint64_t tokenizer_hash = 0;
+  /// Of a shard with a mask: tokens that count as targets of the loss, and their bits (shard_format.h).
+  std::optional<int64_t> counted_tokens{};
+  const unsigned char* mask = nullptr;
   /// ShardHeader::checksum.
   uint64_t checksum = 0;
 

@@ -25,9 +25,11 @@ struct Block {
   size_t overlap = 0; ///< bytes of text that the part before has too, at its end
 
   // what encode_block() makes
-  int64_t text_bytes = 0;      ///< of documents
-  std::vector<int32_t> ids;    ///< without those of the overlap
-  std::vector<size_t> id_ends; ///< of each document, in ids
+  int64_t text_bytes = 0;       ///< of documents
+  std::vector<int32_t> ids;     ///< without those of the overlap
+  std::vector<size_t> id_ends;  ///< of each document, in ids
+  std::vector<bool> have_end;   ///< of each document: EncodedLine::has_end
+  std::vector<uint8_t> counted; ///< of each of ids, as EncodedLine::counted; empty: all count
   std::vector<int32_t> overlap_ids;
   bool fits = true; ///< the ids of the overlap do not depend on the text behind it
   std::exception_ptr error{};

@@ -65,8 +65,9 @@ size_t cut_between_words(std::string_view text, size_t from, size_t to) {
 }
 
 void BlockMaker::add(DocumentPiece piece) {
-  if (piece.begins && piece.ends && piece.text.size() <= kBlockBytes) {
-    if (documents_.text.size() + piece.text.size() > kBlockBytes) {
+  const bool stays_whole = piece.text.size() <= kBlockBytes || piece.json_line > 0;
+  if (piece.begins && piece.ends && stays_whole) {
+    if (!documents_.ends.empty() && documents_.text.size() + piece.text.size() > kBlockBytes) {
       flush();
     }
     documents_.text += piece.text;

@@ -2,7 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
-#include <trireme/data/tokenize/json_text.h>
+#include <trireme/data/tokenize/json_line.h>
 
 #include <utility>
 
@@ -29,8 +29,8 @@ bool has_json_lines(fs::path path) {
 
 } // namespace
 
-DocumentReader::DocumentReader(const fs::path& path, std::string text_key)
-    : source_(path.string()), text_key_(std::move(text_key)), file_(path), json_lines_(has_json_lines(path)) {}
+DocumentReader::DocumentReader(const fs::path& path, JsonLineOptions lines)
+    : source_(path.string()), lines_(std::move(lines)), file_(path), json_lines_(has_json_lines(path)) {}
 
 bool DocumentReader::next(DocumentPiece& piece, size_t bytes) {
   piece = {};
@@ -42,8 +42,14 @@ bool DocumentReader::next(DocumentPiece& piece, size_t bytes) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) {
       continue;
     }
-    piece = line.size() > bytes ? DocumentPiece{text_of_json(line, text_key_, concat(source_, ':', line_)), true, true}
-                                : DocumentPiece{std::move(line), true, true, line_};
+    if (line.size() > bytes) {
+      JsonLine read = read_json_line(line, lines_, concat(source_, ':', line_));
+      if (read.fields == LineFields::text) {
+        piece = {std::move(read.text), true, true};
+        return true;
+      }
+    }
+    piece = {std::move(line), true, true, line_};
     return true;
   }
   return false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/data/tokenize/input_file.h>
+#include <trireme/data/tokenize/json_line.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -13,7 +14,7 @@ struct DocumentPiece {
   std::string text;
   bool begins = false;
   bool ends = false;
-  /// Not 0: `text` is this line of the file, whose text text_of_json() has yet to take: that is other threads' work.
+  /// Not 0: `text` is this line of the file, whose document LineEncoder has yet to take: that is other threads' work.
   int64_t json_line = 0;
 };
 
@@ -22,10 +23,10 @@ struct DocumentPiece {
 class DocumentReader {
  public:
   /// Errors: InputError as InputFile, and for a name that says JSON without lines or Parquet.
-  DocumentReader(const std::filesystem::path& path, std::string text_key);
+  DocumentReader(const std::filesystem::path& path, JsonLineOptions lines);
 
   /// The next piece; false at the end. A file of text has pieces of up to `bytes`; the text of a longer JSON line is
-  /// taken here. Errors: InputError naming file and line.
+  /// taken here, so that it can be cut. Errors: InputError naming file and line.
   bool next(DocumentPiece& piece, size_t bytes);
   int64_t bytes_read() const { return file_.bytes_read(); }
 
@@ -34,7 +35,7 @@ class DocumentReader {
   bool next_line(std::string& line);
 
   std::string source_;
-  std::string text_key_;
+  JsonLineOptions lines_;
   InputFile file_;
   bool json_lines_;
   std::string buffer_;

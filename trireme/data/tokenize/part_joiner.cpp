@@ -2,7 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
-#include <trireme/data/tokenize/json_text.h>
 
 #include <algorithm>
 #include <string_view>
@@ -26,6 +25,20 @@ void encode_part(Block& block, const tokenizer::Tokenizer& tokenizer) {
   if (block.fits) {
     block.ids.erase(block.ids.begin(), there);
   }
+}
+
+void add_document(Block& block, const EncodedLine& document) {
+  if (!document.counted.empty()) {
+    block.counted.resize(block.ids.size(), 1);
+    block.counted.insert(block.counted.end(), document.counted.begin(), document.counted.end());
+  }
+  block.ids.insert(block.ids.end(), document.ids.begin(), document.ids.end());
+  if (!block.counted.empty()) {
+    block.counted.resize(block.ids.size(), 1);
+  }
+  block.id_ends.push_back(block.ids.size());
+  block.have_end.push_back(document.has_end);
+  block.text_bytes += document.text_bytes;
 }
 
 // Whether ids repeat a beginning of at most half their number (Knuth, Morris, Pratt 1977). In such text, "11111", ids
@@ -68,23 +81,18 @@ bool fit(const Block& before, const Block& part) {
 
 } // namespace
 
-void encode_block(Block& block, const tokenizer::Tokenizer& tokenizer, const std::string& source,
-                  const std::string& text_key) {
+void encode_block(Block& block, const tokenizer::Tokenizer& tokenizer, const LineEncoder& lines,
+                  const std::string& source) {
   try {
     if (block.is_part) {
       return encode_part(block, tokenizer);
     }
     size_t begin = 0;
     for (size_t i = 0; i < block.ends.size(); ++i) {
-      std::string_view text = std::string_view(block.text).substr(begin, block.ends[i] - begin);
-      std::string taken;
-      if (const int64_t line = block.json_lines[i]; line > 0) {
-        text = taken = text_of_json(text, text_key, concat(source, ':', line));
-      }
-      const std::vector<int32_t> ids = tokenizer.encode(text);
-      block.ids.insert(block.ids.end(), ids.begin(), ids.end());
-      block.id_ends.push_back(block.ids.size());
-      block.text_bytes += static_cast<int64_t>(text.size());
+      const std::string_view text = std::string_view(block.text).substr(begin, block.ends[i] - begin);
+      const int64_t line = block.json_lines[i];
+      add_document(block, line > 0 ? lines.encode(text, concat(source, ':', line))
+                                   : EncodedLine{tokenizer.encode(text), {}, std::ssize(text)});
       begin = block.ends[i];
     }
     block.text = {};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/data/tokenize/block.h>
+#include <trireme/data/tokenize/line_encoder.h>
 #include <trireme/tokenizer/tokenizer.h>
 
 #include <functional>
@@ -11,10 +12,9 @@
 
 namespace trireme::data {
 
-/// Encodes a block of the file `source`, in whose JSON lines the text has the key `text_key`. Any thread may do it.
-/// Errors are kept in the block.
-void encode_block(Block& block, const tokenizer::Tokenizer& tokenizer, const std::string& source,
-                  const std::string& text_key);
+/// Encodes a block of the file `source`. Any thread may do it. Errors are kept in the block.
+void encode_block(Block& block, const tokenizer::Tokenizer& tokenizer, const LineEncoder& lines,
+                  const std::string& source);
 
 /// Makes sure that the ids of a document's parts are those of the whole document.
 ///

@@ -54,12 +54,16 @@ void ShardWriter::open_shard() {
   XXH3_64bits_reset(hash_.get());
   num_tokens_ = 0;
   documents_.clear();
+  mask_.clear();
+  uncounted_ = 0;
+  written_ = kShardHeaderBytes;
   buffer_.assign(kShardHeaderBytes, '\0'); // written last
 }
 
 // The header is no part of the checksum: what follows it has all been through update().
 void ShardWriter::write(const char* data, size_t bytes) {
   XXH3_64bits_update(hash_.get(), data, bytes);
+  written_ += bytes;
   buffer_.append(data, bytes);
   if (buffer_.size() >= kBufferBytes) {
     flush();
@@ -85,7 +89,24 @@ void ShardWriter::write_tokens(std::span<const int32_t> tokens) {
   write(reinterpret_cast<const char*>(narrow.data()), narrow.size() * sizeof(uint16_t));
 }
 
-void ShardWriter::append(std::span<const int32_t> tokens, bool begins) {
+void ShardWriter::pad_to(uint64_t offset) {
+  const std::string padding(static_cast<size_t>(offset - written_), '\0');
+  write(padding.data(), padding.size());
+}
+
+// Of the tokens from num_tokens_ on.
+void ShardWriter::mask_tokens(std::span<const uint8_t> counted) {
+  for (size_t i = 0; i < counted.size(); ++i) {
+    if (counted[i] == 0) {
+      const size_t token = static_cast<size_t>(num_tokens_) + i;
+      mask_.resize(std::max(mask_.size(), token / 8 + 1));
+      mask_[token / 8] |= static_cast<uint8_t>(1 << token % 8);
+      ++uncounted_;
+    }
+  }
+}
+
+void ShardWriter::append(std::span<const int32_t> tokens, std::span<const uint8_t> counted, bool begins) {
   while (!tokens.empty()) {
     if (file_ && (num_tokens_ == options_.shard_tokens || (begins && documents_.size() == kMostDocuments))) {
       finish_shard();
@@ -99,6 +120,10 @@ void ShardWriter::append(std::span<const int32_t> tokens, bool begins) {
     constexpr int64_t kAtOnce = 1 << 18;
     const int64_t count = std::min({std::ssize(tokens), options_.shard_tokens - num_tokens_, kAtOnce});
     write_tokens(tokens.first(static_cast<size_t>(count)));
+    if (!counted.empty()) {
+      mask_tokens(counted.first(static_cast<size_t>(count)));
+      counted = counted.subspan(static_cast<size_t>(count));
+    }
     num_tokens_ += count;
     tokens = tokens.subspan(static_cast<size_t>(count));
   }
@@ -110,10 +135,20 @@ void ShardWriter::finish_shard() {
                      .num_tokens = num_tokens_,
                      .num_documents = std::ssize(documents_),
                      .tokenizer_hash = options_.tokenizer_hash};
-  const uint64_t end = kShardHeaderBytes + static_cast<uint64_t>(num_tokens_ * options_.token_bytes);
-  const std::string padding(static_cast<size_t>(header.documents_offset() - end), '\0');
-  write(padding.data(), padding.size());
+  pad_to(header.documents_offset());
   write(reinterpret_cast<const char*>(documents_.data()), documents_.size() * sizeof(uint64_t));
+  if (uncounted_ > 0) {
+    header.counted_tokens = num_tokens_ - uncounted_;
+    pad_to(header.mask_offset());
+    mask_.resize(static_cast<size_t>(num_tokens_ + 7) / 8);
+    for (uint8_t& bits : mask_) {
+      bits = static_cast<uint8_t>(~bits);
+    }
+    if (num_tokens_ % 8 != 0) { // beyond the last token
+      mask_.back() &= static_cast<uint8_t>((1 << num_tokens_ % 8) - 1);
+    }
+    write(reinterpret_cast<const char*>(mask_.data()), mask_.size());
+  }
   flush();
   header.checksum = XXH3_64bits_digest(hash_.get());
   const std::string encoded = header.encode();

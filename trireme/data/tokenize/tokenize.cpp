@@ -4,6 +4,7 @@
 #include <trireme/base/file.h>
 #include <trireme/data/tokenize/block_maker.h>
 #include <trireme/data/tokenize/document_reader.h>
+#include <trireme/data/tokenize/line_encoder.h>
 #include <trireme/data/tokenize/ordered_work.h>
 #include <trireme/data/tokenize/output_folder.h>
 #include <trireme/data/tokenize/part_joiner.h>
@@ -89,7 +90,7 @@ class Producer {
 
  private:
   void read(const fs::path& path) {
-    DocumentReader reader(path, options_.text_key);
+    DocumentReader reader(path, options_.lines);
     DocumentPiece piece;
     const int64_t before = bytes_read_;
     while (!stopped_ && reader.next(piece, kBlockBytes)) {
@@ -122,7 +123,7 @@ class Consumer {
       : options_(options),
         index_(index),
         writer_(writer),
-        joiner_(tokenizer, [this](std::span<const int32_t> ids) { add(ids); }) {}
+        joiner_(tokenizer, [this](std::span<const int32_t> ids) { add(ids, {}); }) {}
 
   void take(Block block) {
     if (block.error) {
@@ -134,18 +135,21 @@ class Consumer {
       const bool ends = block.ends_document;
       joiner_.add(std::move(block), options_.inputs[input_].string());
       if (ends) {
-        end_document();
+        end_document(/*has_end=*/false);
       }
       return;
     }
     index_.text_bytes += block.text_bytes;
     size_t begin = 0;
-    for (const size_t end : block.id_ends) {
-      add(std::span(block.ids).subspan(begin, end - begin));
-      end_document();
-      begin = end;
+    const std::span<const uint8_t> counted = block.counted;
+    for (size_t i = 0; i < block.id_ends.size(); ++i) {
+      const size_t count = block.id_ends[i] - begin;
+      add(std::span(block.ids).subspan(begin, count), counted.empty() ? counted : counted.subspan(begin, count));
+      end_document(block.have_end[i]);
+      begin += count;
     }
   }
+  int64_t uncounted_tokens() const { return uncounted_tokens_; }
   int64_t empty_documents() const { return empty_documents_; }
   int64_t joined_parts() const { return joiner_.num_joined(); }
 
@@ -164,19 +168,21 @@ class Consumer {
     }
   }
 
-  void add(std::span<const int32_t> ids) {
-    writer_.append(ids, /*begins=*/!begun_ && !ids.empty());
+  // `counted`: as EncodedLine::counted.
+  void add(std::span<const int32_t> ids, std::span<const uint8_t> counted) {
+    writer_.append(ids, counted, /*begins=*/!begun_ && !ids.empty());
     begun_ |= !ids.empty();
+    uncounted_tokens_ += std::ranges::count(counted, uint8_t{0});
     index_.tokens += std::ssize(ids);
   }
 
-  void end_document() {
+  void end_document(bool has_end) {
     if (!begun_) {
       ++empty_documents_;
       return;
     }
-    if (index_.end_token) {
-      add(std::span(&index_.end_token->id, 1));
+    if (index_.end_token && !has_end) {
+      add(std::span(&index_.end_token->id, 1), {});
     }
     begun_ = false;
     ++index_.documents;
@@ -190,6 +196,7 @@ class Consumer {
   size_t input_ = 0;
   bool begun_ = false; // the document has a token
   int64_t empty_documents_ = 0;
+  int64_t uncounted_tokens_ = 0;
 };
 
 // Runs the threads. An error anywhere ends all of them.
@@ -199,6 +206,7 @@ void encode_all(const TokenizeOptions& options, const tokenizer::Tokenizer& toke
   ShardIndex& index = result.index;
   OrderedWork<Block> work(std::min(kMostUnderWay, 2 * static_cast<size_t>(options.threads) + 2));
   Consumer consumer(options, tokenizer, index, writer);
+  const LineEncoder lines(tokenizer, options.tokenizer, options.lines);
   TokenizeProgress progress;
   for (const ShardIndex::Input& input : index.inputs) {
     progress.bytes_total += input.bytes;
@@ -215,7 +223,7 @@ void encode_all(const TokenizeOptions& options, const tokenizer::Tokenizer& toke
     threads.emplace_back([&] {
       work.work_on([&](Block& block) {
         if (!block.error) {
-          encode_block(block, tokenizer, options.inputs[block.input].string(), options.text_key);
+          encode_block(block, tokenizer, lines, options.inputs[block.input].string());
         }
       });
     });
@@ -228,6 +236,9 @@ void encode_all(const TokenizeOptions& options, const tokenizer::Tokenizer& toke
     if (options.progress) {
       options.progress(progress);
     }
+  }
+  if (consumer.uncounted_tokens() > 0) {
+    index.counted_tokens = index.tokens - consumer.uncounted_tokens();
   }
   result.empty_documents = consumer.empty_documents();
   result.joined_parts = consumer.joined_parts();
@@ -258,7 +269,7 @@ TokenizeResult tokenize_files(const TokenizeOptions& options) {
     index.tokenizer_files.push_back(file.name);
   }
   for (const fs::path& input : options.inputs) { // all, before hours of work
-    const DocumentReader reader(input, options.text_key);
+    const DocumentReader reader(input, options.lines);
     index.inputs.push_back({input.string(), static_cast<int64_t>(fs::file_size(input)), 0});
   }
   OutputFolder folder(options.out, options.force);

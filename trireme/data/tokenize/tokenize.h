@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/data/token_files/shard_index.h>
+#include <trireme/data/tokenize/json_line.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -27,9 +28,10 @@ struct TokenizeOptions {
   std::filesystem::path out;
   int64_t shard_tokens = int64_t{1} << 30;
   int threads = 1;
-  /// The key of a JSON line's text.
-  std::string text_key = "text";
-  /// The token behind each document: its text, or "none". Not set: the one that the tokenizer's files name, if any.
+  /// Which keys of a JSON line are read.
+  JsonLineOptions lines{};
+  /// The token behind each document that is no conversation: its text, or "none". Not set: the one that the tokenizer's
+  /// files name, if any.
   std::optional<std::string> end_token{};
   /// Replace a finished folder.
   bool force = false;
@@ -49,11 +51,12 @@ struct TokenizeResult {
 
 /// Encodes the documents of `inputs`, in order, into a folder of token shards (token_files/shard_format.h) with an
 /// index.json and a copy of the tokenizer's files. The tokens of a document are those of its whole text, whatever its
-/// size and the number of threads; special tokens are not added, except the end token. The folder appears whole or not
-/// at all.
+/// size and the number of threads; special tokens are not added, except the end token. Which tokens count as targets is
+/// what LineEncoder says; an end token counts. The folder appears whole or not at all.
 ///
 /// Memory: about 1 MB for each block under way, of which there are twice as many as threads; a JSON line and its text;
-/// the tokenizer, with a cache of words for each thread. Cost: one pass; reading and unpacking is one thread's.
+/// the tokenizer, with a cache of words for each thread; a bit for each token of a shard in which not all count. Cost:
+/// one pass; reading and unpacking is one thread's.
 ///
 /// Errors: InputError naming the file (and line) for input that cannot be read, files without any token, an output
 /// folder that has other content or an input in it; Error for a full disk.
