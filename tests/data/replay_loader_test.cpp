@@ -8,6 +8,7 @@
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <torch/data/dataloader.h>
+#include <torch/data/datasets/map.h>
 #include <torch/data/datasets/tensor.h>
 #include <torch/data/samplers/random.h>
 #include <torch/data/samplers/sequential.h>

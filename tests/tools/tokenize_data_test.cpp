@@ -79,6 +79,46 @@ TEST_F(TokenizeDataTest, JsonAndInspect) {
   EXPECT_THAT(damaged.output, HasSubstr("DAMAGED: wrong checksum"));
 }
 
+// Two thirds of the tokens count. Ranks and micro-batches have unequal numbers of them.
+TEST_F(TokenizeDataTest, ARunCountsTheResponsesInAnyLayout) {
+  std::string lines;
+  for (int i = 0; i < 60; ++i) {
+    lines += concat(R"({"prompt": ")", std::string(1 + i % 29, 'a'), R"(", "response": ")",
+                    std::string(2 * (1 + i % 29), static_cast<char>('b' + i % 5)), "\"}\n");
+  }
+  write_file_atomically(folder / "prompts.jsonl", lines);
+  const Finished made = tokenize(path("prompts.jsonl") + " --tokenizer bytes --fields prompt");
+  ASSERT_EQ(made.status, 0) << made.output;
+  EXPECT_THAT(made.output, HasSubstr(" of the tokens count in the loss, 67 %"));
+  EXPECT_THAT(inspect("tokens").output,
+              AllOf(HasSubstr("(67 % count in the loss)"), HasSubstr("60 documents, 67 % count in the loss")));
+  write_run("run.json", R"({"type": "gpt", "layers": 1, "hidden": 16, "heads": 2, "sequence_length": 16})", "tokens");
+  const auto metrics = [&](const std::string& layout) {
+    std::filesystem::remove_all(folder / "out");
+    const Finished run =
+        train(concat("--set training.steps=3 --set training.eval_every=3 --set data.validation=", path("tokens"),
+                     " --set engine.train_batch_size=8 ", layout));
+    EXPECT_EQ(run.status, 0) << run.output;
+    std::vector<json> found;
+    std::istringstream rows(read_file(folder / "out/metrics.jsonl"));
+    for (std::string row; std::getline(rows, row);) {
+      found.push_back(json::parse(row));
+    }
+    return found;
+  };
+  const auto one = metrics("-n 1");
+  const auto two = metrics("-n 2 --set engine.gradient_accumulation_steps=2");
+  ASSERT_EQ(one.size(), two.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    for (const char* key : {"loss", "val_loss"}) {
+      if (one[i].contains(key) && one[i][key].is_number()) {
+        EXPECT_NEAR(two[i][key].get<double>(), one[i][key].get<double>(), 1e-5) << key << ' ' << i;
+      }
+    }
+  }
+  EXPECT_TRUE(one.back().contains("val_loss"));
+}
+
 TEST_F(TokenizeDataTest, BadInputIsOneSentence) {
   const auto refused = [&](const std::string& rest) {
     const Finished finished = tokenize(rest);

@@ -7,6 +7,9 @@
 
 namespace trireme::data {
 
+/// A target that does not count in the loss: PyTorch's ignore_index.
+inline constexpr int64_t kIgnoredTarget = -100;
+
 /// A micro-batch of one rank. The first dim of every tensor is the sample.
 struct Batch {
   std::vector<at::Tensor> inputs;
@@ -18,6 +21,11 @@ struct Batch {
   /// The fingerprint is identify()'s: its upper half hashes the inputs, its lower half the targets; each is 0 if there
   /// are none.
   bool identified_by_contents = false;
+  /// Dataset::masks_targets(): samples may have different numbers of targets that count.
+  bool masks_targets = false;
+  /// Factor of its loss, a mean over its targets that count. An engine multiplies by it. RepeatingLoader sets it so
+  /// that the mean over the micro-batches of a step and the ranks is the mean over all targets that count.
+  double loss_weight = 1;
 
   const at::Tensor& input() const { return inputs.at(0); }
   const at::Tensor& target() const { return targets.at(0); }

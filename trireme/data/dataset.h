@@ -25,6 +25,11 @@ class Dataset {
     (part == Part::inputs ? batch.targets : batch.inputs).clear();
     return batch;
   }
+  /// True if some targets are kIgnoredTarget, and samples have different numbers of those that count.
+  virtual bool masks_targets() const { return false; }
+  /// Number of targets of the samples that count; asked only if masks_targets(). Must be cheap: every rank asks for the
+  /// samples of all ranks.
+  virtual int64_t counted_targets(std::span<const int64_t> /*indices*/) const { return 0; }
   /// "tokens: 4.02M in 31.4k samples of 128 (austen.bin)".
   virtual std::string describe() const = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/notes.h>
+#include <trireme/data/target_counts.h>
 
 #include <nlohmann/json.hpp>
 
@@ -32,6 +33,7 @@ Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& m
   }
   batch.samples = micro_batch.samples;
   batch.fingerprint = fingerprint_of(micro_batch.indices);
+  batch.masks_targets = dataset.masks_targets();
   return batch;
 }
 
@@ -170,6 +172,30 @@ bool DataLoader::skip() {
   return sampler_.skip(micro_batch_size_);
 }
 
+std::optional<double> DataLoader::mean_targets_ahead(int64_t micro_batches) {
+  if (part_ == Part::inputs || !dataset_->masks_targets()) {
+    return std::nullopt;
+  }
+  if (!counter_) {
+    counter_ = sampler_.for_all_ranks();
+  }
+  counter_->move_to(sampler_);
+  const int64_t ranks = sampler_.options().replicas;
+  int64_t counted = 0;
+  for (int64_t i = 0; i < micro_batches; ++i) {
+    auto samples = counter_->next(micro_batch_size_ * ranks);
+    if (!samples) {
+      counter_->start_epoch(counter_->epoch() + 1);
+      samples = counter_->next(micro_batch_size_ * ranks);
+    }
+    if (!samples) {
+      return std::nullopt; // check_epoch() refuses it
+    }
+    counted += dataset_->counted_targets(samples->indices);
+  }
+  return static_cast<double>(counted) / static_cast<double>(micro_batches * ranks);
+}
+
 void DataLoader::start_epoch(int64_t epoch) {
   prefetcher_.reset();
   sampler_.start_epoch(epoch);
@@ -212,13 +238,40 @@ RepeatingLoader::RepeatingLoader(std::unique_ptr<EpochLoader> loader) : loader_(
   loader_->check_epoch();
 }
 
+void RepeatingLoader::set_micro_batches_per_step(int64_t count) {
+  if (count < 1) {
+    throw InputError("data", concat("a step must have at least 1 micro-batch, got ", count));
+  }
+  per_step_ = count;
+  begin_step();
+}
+
 void RepeatingLoader::skip() {
   while (!loader_->skip()) {
     start_next_epoch();
   }
+  if (left_in_step_ == 0) {
+    left_in_step_ = per_step_;
+    mean_targets_.reset();
+  }
+  --left_in_step_;
 }
 
 Batch RepeatingLoader::next() {
+  if (left_in_step_ == 0) {
+    mean_targets_ = loader_->mean_targets_ahead(per_step_);
+    left_in_step_ = per_step_;
+  }
+  Batch batch = next_of_epochs();
+  --left_in_step_;
+  if (mean_targets_ && batch.masks_targets) {
+    const auto counted = static_cast<double>(count_targets(batch));
+    batch.loss_weight = counted > 0 ? counted / *mean_targets_ : 0;
+  }
+  return batch;
+}
+
+Batch RepeatingLoader::next_of_epochs() {
   while (true) {
     if (auto batch = loader_->next()) {
       return *std::move(batch);
@@ -237,6 +290,7 @@ nlohmann::json RepeatingLoader::state() const {
 }
 
 void RepeatingLoader::load_state(const nlohmann::json& state) {
+  begin_step();
   loader_->load_state(state);
 }
 

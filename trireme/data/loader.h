@@ -19,6 +19,9 @@ class EpochLoader : public Stateful {
   virtual std::optional<Batch> next() = 0;
   /// Skips a micro-batch; false at the epoch's end.
   virtual bool skip() = 0;
+  /// Mean number of targets that count of the next `micro_batches` of every rank, also beyond the epoch's end. nullopt:
+  /// all targets count, or this rank reads none.
+  virtual std::optional<double> mean_targets_ahead(int64_t /*micro_batches*/) { return std::nullopt; }
   /// Starts an epoch, also in the middle of another.
   virtual void start_epoch(int64_t epoch) = 0;
   virtual int64_t epoch() const = 0;
@@ -55,6 +58,8 @@ class DataLoader : public EpochLoader {
   std::optional<Batch> next() override;
   /// Skips a micro-batch without reading it; false at the epoch's end.
   bool skip() override;
+  /// Memory, if not all targets count: 8 bytes for each sample while shuffling. Cost: Dataset::counted_targets().
+  std::optional<double> mean_targets_ahead(int64_t micro_batches) override;
   void start_epoch(int64_t epoch) override;
   void check_epoch() const override;
   std::string describe() const override { return dataset_->describe(); }
@@ -78,6 +83,7 @@ class DataLoader : public EpochLoader {
   int64_t prefetch_;
   Part part_;
   bool pin_;
+  std::optional<DistributedSampler> counter_; // of all ranks' samples; set when needed
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
@@ -89,7 +95,14 @@ class RepeatingLoader : public Stateful {
   /// Of your own batches: ReplayLoader, from_torch_loader().
   explicit RepeatingLoader(std::unique_ptr<EpochLoader> loader);
 
+  /// Where not all targets count, sets Batch::loss_weight: from the number of targets that count of this micro-batch,
+  /// and of all ranks' micro-batches of the step it belongs to.
   Batch next();
+  /// Micro-batches of a step, of this rank; by default 1. Steps follow one another from here on, and from each
+  /// load_state() and begin_step().
+  void set_micro_batches_per_step(int64_t count);
+  /// The next micro-batch is the first of a step.
+  void begin_step() { left_in_step_ = 0; }
   /// Skips one micro-batch, as EpochLoader::skip() does.
   void skip();
   int64_t epoch() const { return loader_->epoch(); }
@@ -100,8 +113,12 @@ class RepeatingLoader : public Stateful {
 
  private:
   void start_next_epoch();
+  Batch next_of_epochs();
 
   std::unique_ptr<EpochLoader> loader_;
+  int64_t per_step_ = 1;
+  int64_t left_in_step_ = 0;
+  std::optional<double> mean_targets_; // of the micro-batches of this step
 };
 
 } // namespace trireme::data

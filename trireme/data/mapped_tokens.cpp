@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <ctime>
 #include <map>
 #include <mutex>
@@ -16,6 +17,8 @@
 
 namespace trireme::data {
 namespace {
+
+constexpr int64_t kIgnored = -100; // kIgnoredTarget of batch.h, which needs torch
 
 using Largest = std::vector<std::atomic<int64_t>>;
 
@@ -113,6 +116,33 @@ void MappedTokens::read(int64_t start, std::span<int64_t> out) const {
       token |= int64_t{from[2]} << 16 | int64_t{from[3]} << 24;
     }
     from += token_bytes_;
+  }
+}
+
+int64_t MappedTokens::count_targets(int64_t start, int64_t count) const {
+  if (file_.mask == nullptr) {
+    return count;
+  }
+  const int64_t end = start + count;
+  int64_t counted = 0;
+  for (; start < end && start % 8 != 0; ++start) {
+    counted += counts(start);
+  }
+  for (; start + 8 <= end; start += 8) {
+    counted += std::popcount(file_.mask[start / 8]);
+  }
+  for (; start < end; ++start) {
+    counted += counts(start);
+  }
+  return counted;
+}
+
+void MappedTokens::ignore_targets(int64_t start, std::span<int64_t> targets) const {
+  if (file_.mask == nullptr) {
+    return;
+  }
+  for (int64_t& target : targets) {
+    target = counts(start++) ? target : kIgnored;
   }
 }
 

@@ -26,6 +26,10 @@ class MappedTokens {
   int64_t first_document() const { return first_document_; }
   int64_t num_tokens() const { return static_cast<int64_t>(bytes_) / token_bytes_; }
   void read(int64_t start, std::span<int64_t> out) const;
+  /// How many of `count` tokens from `start` on count as targets. Cost: a bit of the mask each, if there is one.
+  int64_t count_targets(int64_t start, int64_t count) const;
+  /// Replaces those of `targets`, the tokens from `start` on, that do not count by kIgnoredTarget.
+  void ignore_targets(int64_t start, std::span<int64_t> targets) const;
 
   /// Tokens per block of largest_in(); the last block has the remainder.
   int64_t tokens_per_block() const { return kBlockBytes / token_bytes_; }
@@ -39,6 +43,7 @@ class MappedTokens {
 
   void refuse_other_formats() const;
   std::span<const unsigned char> block(int64_t index) const;
+  bool counts(int64_t token) const { return (file_.mask[token / 8] >> token % 8 & 1) != 0; }
 
   TokenFile file_;
   int64_t first_token_;

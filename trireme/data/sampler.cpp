@@ -105,6 +105,18 @@ void DistributedSampler::start_epoch(int64_t epoch) {
   position_ = 0;
 }
 
+DistributedSampler DistributedSampler::for_all_ranks() const {
+  DistributedSampler all = *this;
+  all.options_.rank = 0;
+  all.options_.replicas = 1;
+  return all;
+}
+
+void DistributedSampler::move_to(const DistributedSampler& other) {
+  start_epoch(other.epoch_);
+  position_ = other.position_;
+}
+
 int64_t DistributedSampler::micro_batches_per_epoch(int64_t per_rank) const {
   return micro_batches_from(0, per_rank);
 }

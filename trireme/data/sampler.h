@@ -53,6 +53,12 @@ class DistributedSampler : public Stateful {
   /// Starts an epoch.
   void start_epoch(int64_t epoch);
 
+  /// A sampler of all ranks' samples, at the same position: its micro-batch of per_rank * replicas samples has those of
+  /// every rank.
+  DistributedSampler for_all_ranks() const;
+  /// Continues where `other` is, a sampler of the same samples in the same order.
+  void move_to(const DistributedSampler& other);
+
   /// Counts the micro-batches of a full epoch, or the remaining ones of this epoch.
   int64_t micro_batches_per_epoch(int64_t per_rank) const;
   int64_t micro_batches_left(int64_t per_rank) const;

@@ -33,6 +33,7 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
     raw = file.file().kind == TokenFile::Kind::raw ? &file : raw;
     num_tokens_ += file.num_tokens();
     num_documents_ += file.file().num_documents;
+    masks_targets_ |= file.file().mask != nullptr;
     if (vocab_size > 0 && file.file().vocab_size > vocab_size) {
       throw InputError("data",
                        concat(file.path().string(), " has tokens of a vocabulary of ", file.file().vocab_size,
@@ -69,21 +70,55 @@ int64_t TokensDataset::document_start(int64_t index) const {
 
 TokensDataset::~TokensDataset() = default;
 
-void TokensDataset::read(int64_t start, std::span<int64_t> out) const {
+template <typename Visit>
+void TokensDataset::visit_files(int64_t start, int64_t count, const Visit& visit) const {
   const auto after = [](int64_t token, const auto& file) { return token < file->first_token(); };
   auto file = std::upper_bound(files_.begin(), files_.end(), start, after) - 1;
-  while (!out.empty()) {
+  while (count > 0) {
     const int64_t offset = start - (*file)->first_token();
-    const auto count = std::min(out.size(), static_cast<size_t>((*file)->num_tokens() - offset));
-    const auto part = out.first(count);
-    (*file)->read(offset, part);
+    const int64_t here = std::min(count, (*file)->num_tokens() - offset);
+    visit(**file, offset, here);
+    count -= here;
+    start += here;
+    ++file;
+  }
+}
+
+void TokensDataset::read(int64_t start, std::span<int64_t> out) const {
+  visit_files(start, std::ssize(out), [&](const MappedTokens& file, int64_t offset, int64_t count) {
+    const auto part = out.first(static_cast<size_t>(count));
+    file.read(offset, part);
     if (vocab_size_ > 0 && *std::max_element(part.begin(), part.end()) >= vocab_size_) {
       const auto first = std::find_if(part.begin(), part.end(), [this](int64_t token) { return token >= vocab_size_; });
-      refuse(**file, offset + (first - part.begin()), *first);
+      refuse(file, offset + (first - part.begin()), *first);
     }
-    out = out.subspan(count);
-    start += static_cast<int64_t>(count);
-    ++file;
+    out = out.subspan(static_cast<size_t>(count));
+  });
+}
+
+int64_t TokensDataset::counted_targets(std::span<const int64_t> indices) const {
+  check_indices(indices, size_);
+  int64_t counted = 0;
+  for (const int64_t index : indices) {
+    visit_files(
+        index * sequence_length_ + 1, sequence_length_,
+        [&](const MappedTokens& file, int64_t offset, int64_t count) { counted += file.count_targets(offset, count); });
+  }
+  return counted;
+}
+
+void TokensDataset::ignore_targets(std::span<const int64_t> indices, Batch& batch) const {
+  if (!masks_targets_ || batch.targets.empty()) {
+    return;
+  }
+  std::span<int64_t> targets(batch.targets[0].mutable_data_ptr<int64_t>(),
+                             static_cast<size_t>(batch.targets[0].numel()));
+  for (const int64_t index : indices) {
+    visit_files(index * sequence_length_ + 1, sequence_length_,
+                [&](const MappedTokens& file, int64_t offset, int64_t count) {
+                  file.ignore_targets(offset, targets.first(static_cast<size_t>(count)));
+                  targets = targets.subspan(static_cast<size_t>(count));
+                });
   }
 }
 
@@ -130,8 +165,10 @@ Batch TokensDataset::get(std::span<const int64_t> indices) const {
 
 Batch TokensDataset::get_part(std::span<const int64_t> indices, Part part) const {
   check_indices(indices, size_);
-  return gather_windows(
+  Batch batch = gather_windows(
       indices, sequence_length_, [this](int64_t start, std::span<int64_t> out) { read(start, out); }, part);
+  ignore_targets(indices, batch);
+  return batch;
 }
 
 std::string TokensDataset::describe() const {

@@ -40,6 +40,10 @@ class TokensDataset : public Dataset {
   int64_t size() const override { return size_; }
   Batch get(std::span<const int64_t> indices) const override;
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
+  /// True if a shard has a mask. Targets of which it says that they do not count are kIgnoredTarget.
+  bool masks_targets() const override { return masks_targets_; }
+  /// Cost: one read of the samples' bits.
+  int64_t counted_targets(std::span<const int64_t> indices) const override;
   std::string describe() const override;
   int64_t num_tokens() const { return num_tokens_; }
   /// Documents of all files, in order; none if a raw file is among them.
@@ -52,7 +56,11 @@ class TokensDataset : public Dataset {
   void check(Share share = {}) const;
 
  private:
+  /// Calls `visit(file, first, count)` for the files that have the `count` tokens from `start` on, in order.
+  template <typename Visit>
+  void visit_files(int64_t start, int64_t count, const Visit& visit) const;
   void read(int64_t start, std::span<int64_t> out) const;
+  void ignore_targets(std::span<const int64_t> indices, Batch& batch) const;
   [[noreturn]] void refuse(const MappedTokens& file, int64_t position, int64_t token) const;
 
   /// In order; each knows the number of its first token.
@@ -63,6 +71,7 @@ class TokensDataset : public Dataset {
   int64_t num_tokens_ = 0;
   int64_t num_documents_ = 0;
   int64_t size_ = 0;
+  bool masks_targets_ = false;
 };
 
 } // namespace trireme::data

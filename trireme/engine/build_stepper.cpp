@@ -141,6 +141,9 @@ void build_stepper(Parts& parts, const InitializeOptions& options, OptimizerStep
   } else {
     parts.stepper.loader = options.training_loader;
   }
+  if (parts.stepper.loader) {
+    parts.stepper.loader->set_micro_batches_per_step(parts.settings.batch.accumulation);
+  }
 }
 
 } // namespace trireme::engine

@@ -28,6 +28,10 @@ at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
   return effect == fault::Effect::nan ? value * std::numeric_limits<double>::quiet_NaN() : value;
 }
 
+at::Tensor weighted(const at::Tensor& loss, double weight) {
+  return weight == 1 ? loss : loss * weight;
+}
+
 // Lets gradients reach the parameters during its lifetime.
 class OwnBackward {
  public:
@@ -175,7 +179,7 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
     parts.model.module->train();
   }
   module_buffers_differ_.fill(true);
-  return spoiled(parts.loss_of(micro_batch).loss, effect);
+  return spoiled(weighted(parts.loss_of(micro_batch).loss, micro_batch.loss_weight), effect);
 }
 
 // Each stage reduces its buckets as soon as the backward of its last micro-batch fills them.
@@ -315,6 +319,7 @@ at::Tensor Engine::train_batch() {
       impl_->parts.stepper.loader->skip(); // a middle stage needs no data, but all positions must be equal
     }
   }
+  impl_->parts.stepper.loader->begin_step();
   return train_batch([this] { return impl_->parts.stepper.loader->next(); });
 }
 

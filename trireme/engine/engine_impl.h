@@ -29,10 +29,13 @@ class Engine::Impl {
   std::optional<StepReport> report; // rank 0
   std::optional<Arrivals> arrivals;
 
-  /// Sum of losses over samples.
+  /// Sum of losses over samples, or over targets that count if not all do.
   struct LossSum {
-    at::Tensor loss; ///< float64 on the device; undefined: 0
+    at::Tensor loss;   ///< float64 on the device; undefined: 0
+    double weight = 0; ///< of the losses: samples, or targets
     double samples = 0;
+    /// Adds the mean of a micro-batch, whose loss_weight is set for it.
+    void add(const at::Tensor& mean, const data::Batch& micro_batch);
   };
 
   bool at_boundary() const { return state.at_boundary(parts.settings.batch.accumulation); }

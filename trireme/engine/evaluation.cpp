@@ -1,5 +1,7 @@
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 #include <trireme/base/notes.h>
+#include <trireme/data/target_counts.h>
 #include <trireme/device/host_scalars.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/evaluation_mode.h>
@@ -30,6 +32,14 @@ data::Batch without_padding(data::Batch micro_batch) {
       }
     }
   }
+  return micro_batch;
+}
+
+// The same with the weight of its loss: the samples, or the targets that count if not all do.
+data::Batch weighed(data::Batch micro_batch) {
+  micro_batch = without_padding(std::move(micro_batch));
+  const bool counts = micro_batch.masks_targets && micro_batch.samples > 0 && !micro_batch.targets.empty();
+  micro_batch.loss_weight = static_cast<double>(counts ? data::count_targets(micro_batch) : micro_batch.samples);
   return micro_batch;
 }
 
@@ -125,6 +135,12 @@ Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, 
   return sum;
 }
 
+void Engine::Impl::LossSum::add(const at::Tensor& mean, const data::Batch& micro_batch) {
+  device::add_scalar(loss, mean.to(at::kDouble) * micro_batch.loss_weight);
+  weight += micro_batch.loss_weight;
+  samples += static_cast<double>(micro_batch.samples);
+}
+
 void Engine::Impl::evaluate(const data::Batch& micro_batch, LossSum& sum, pipeline::Tensors* logits) {
   const torch::NoGradGuard no_grad;
   const bool alone = !parts.parameters_are_sharded(); // otherwise other ranks need this rank's shards
@@ -138,13 +154,12 @@ void Engine::Impl::evaluate(const data::Batch& micro_batch, LossSum& sum, pipeli
     parts.loss_of(micro_batch);
     return;
   }
-  const auto real = static_cast<double>(micro_batch.samples);
-  LossAndLogits result = parts.loss_of(without_padding(micro_batch));
+  const data::Batch real = weighed(micro_batch);
+  LossAndLogits result = parts.loss_of(real);
   if (logits != nullptr) {
     *logits = std::move(result.logits);
   }
-  device::add_scalar(sum.loss, result.loss.to(at::kDouble) * real);
-  sum.samples += real;
+  sum.add(result.loss, real);
 }
 
 void Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, LossSum& sum,
@@ -152,28 +167,30 @@ void Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<
   const Note note("evaluation after step", state.global_steps);
   const EvaluationMode mode(*parts.model.module, parts.model.layers.get());
   parts.model.executor->evaluate(
-      static_cast<int>(micro_batches), [&] { return parts.prepared(without_padding(next())); },
+      static_cast<int>(micro_batches), [&] { return parts.prepared(weighed(next())); },
       [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {
-        const auto real = static_cast<double>(micro_batch.samples);
-        if (real > 0) {
-          device::add_scalar(sum.loss, parts.model.layers->loss(outputs, micro_batch.targets).to(at::kDouble) * real);
-          sum.samples += real;
+        if (micro_batch.samples > 0) {
+          sum.add(parts.model.layers->loss(outputs, micro_batch.targets), micro_batch);
         }
-        if (logits != nullptr && real > 0) {
+        if (logits != nullptr && micro_batch.samples > 0) {
           *logits = parts.model.layers->logits(outputs);
         }
       });
 }
 
 double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
-  at::Tensor both = torch::tensor({device::read_scalars({sum.loss}).front(), sum.samples}, torch::kFloat64);
-  parts.ranks.everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
-  const double samples = both[1].item<double>();
-  if (samples == 0) {
+  at::Tensor all = torch::tensor({device::read_scalars({sum.loss}).front(), sum.weight, sum.samples}, torch::kFloat64);
+  parts.ranks.everyone.all_reduce(all, comm::ReduceOp::sum, "evaluation loss").wait();
+  const double weight = all[1].item<double>();
+  if (all[2].item<double>() == 0) {
     throw InputError("engine", "there is nothing to evaluate: no rank got a sample",
                      "Give each rank's loader samples. In your own batches, set Batch::samples.");
   }
-  return both[0].item<double>() / samples;
+  if (weight == 0) {
+    log::warning("no target of the evaluated samples counts in the loss, which is 0");
+    return 0;
+  }
+  return all[0].item<double>() / weight;
 }
 
 } // namespace trireme::engine

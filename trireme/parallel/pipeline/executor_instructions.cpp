@@ -140,7 +140,8 @@ void Executor::finish_forward(const Instruction& instruction, InFlight& flight, 
     if (!training_) {
       (*visit_)(outputs, batch);
     } else {
-      const at::Tensor loss = model_.loss(outputs, batch.targets);
+      const at::Tensor mean = model_.loss(outputs, batch.targets);
+      const at::Tensor loss = batch.loss_weight == 1 ? mean : mean * batch.loss_weight;
       device::add_scalar(loss_sum_, loss);
       keep_graph(flight, {loss});
       flight.grads = {
