@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/data/token_files/tokenizer_hash.h>
 #include <trireme/data/tokenize/block_maker.h>
 #include <trireme/data/tokenize/document_reader.h>
 #include <trireme/data/tokenize/line_encoder.h>
@@ -10,8 +11,6 @@
 #include <trireme/data/tokenize/part_joiner.h>
 #include <trireme/data/tokenize/shard_writer.h>
 #include <trireme/tokenizer/tokenizer_files.h>
-
-#include <xxhash.h>
 
 #include <algorithm>
 #include <chrono>
@@ -26,18 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMost16BitVocabulary = 65536;
-
-// Of the files that decide ids; the names of files do not count.
-uint64_t hash_of(const std::vector<tokenizer::TokenizerFile>& files) {
-  std::string hashes = files.empty() ? "bytes" : "";
-  for (const tokenizer::TokenizerFile& file : files) {
-    if (file.decides) {
-      const std::string content = read_file(file.path);
-      hashes += hex_of(XXH3_64bits(content.data(), content.size()));
-    }
-  }
-  return XXH3_64bits(hashes.data(), hashes.size());
-}
 
 std::optional<ShardIndex::EndToken> find_end_token(const TokenizeOptions& options,
                                                    const tokenizer::Tokenizer& tokenizer) {
@@ -261,7 +248,7 @@ TokenizeResult tokenize_files(const TokenizeOptions& options) {
   TokenizeResult result;
   ShardIndex& index = result.index;
   index.tokenizer = options.tokenizer;
-  index.tokenizer_hash = hash_of(files);
+  index.tokenizer_hash = tokenizer_hash(files);
   index.vocab_size = tokenizer->vocab_size();
   index.token_bytes = index.vocab_size <= kMost16BitVocabulary ? 2 : 4;
   index.end_token = find_end_token(options, *tokenizer);
