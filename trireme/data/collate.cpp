@@ -17,6 +17,7 @@ class Collated : public Dataset {
     }
     return collate_(std::move(samples));
   }
+  uint64_t fingerprint() const override { return dataset_->fingerprint(); }
   std::string describe() const override { return dataset_->describe() + ", collated"; }
 
  private:

@@ -30,6 +30,9 @@ class Dataset {
   /// Number of targets of the samples that count; asked only if masks_targets(). Must be cheap: every rank asks for the
   /// samples of all ranks.
   virtual int64_t counted_targets(std::span<const int64_t> /*indices*/) const { return 0; }
+  /// Not 0 where the samples depend on more than their number, as in a mixture: differs where they do. A loader saves
+  /// it with its position, and refuses to continue with another one.
+  virtual uint64_t fingerprint() const { return 0; }
   /// "tokens: 4.02M in 31.4k samples of 128 (austen.bin)".
   virtual std::string describe() const = 0;
 };

@@ -210,10 +210,19 @@ int64_t DataLoader::batches_left() const {
 }
 
 nlohmann::json DataLoader::state() const {
-  return sampler_.state();
+  nlohmann::json state = sampler_.state();
+  if (const uint64_t fingerprint = dataset_->fingerprint(); fingerprint != 0) {
+    state["data"] = fingerprint;
+  }
+  return state;
 }
 
 void DataLoader::load_state(const nlohmann::json& state) {
+  const auto saved = state.is_object() ? state.find("data") : state.end();
+  if (dataset_->fingerprint() != 0 && (saved == state.end() || *saved != dataset_->fingerprint())) {
+    throw InputError("data", concat("the saved data position is not one of ", dataset_->describe()),
+                     "Use the same sets, weights and seed as before, or start without --resume.");
+  }
   sampler_.load_state(state);
   prefetcher_.reset();
 }

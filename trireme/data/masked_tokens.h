@@ -39,6 +39,7 @@ class MaskedTokens : public Dataset {
   int64_t size() const override { return tokens_->size(); }
   Batch get(std::span<const int64_t> indices) const override { return get_part(indices, Part::all); }
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
+  uint64_t fingerprint() const override { return tokens_->fingerprint(); }
   std::string describe() const override;
 
  private:
