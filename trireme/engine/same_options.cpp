@@ -248,24 +248,35 @@ void check_together(const comm::Group& ranks, const std::function<void()>& f) {
   });
 }
 
-void call_on_first(const comm::Group& ranks, const std::function<void()>& f) {
+namespace {
+
+// Calls f() where `calls`, in a thread, until it is done on all ranks that do.
+void call_and_wait(const comm::Group& ranks, bool calls, std::string_view what, const std::function<void()>& f) {
   constexpr std::chrono::milliseconds kBetweenSigns{250};
   check_together(ranks, [&] {
     std::future<void> called;
-    if (ranks.rank() == 0) {
+    if (calls) {
       called = std::async(std::launch::async, f);
     }
-    at::Tensor goes_on = at::ones({1}, at::kByte);
+    at::Tensor goes_on = at::ones({1}, at::kInt);
     do {
-      if (called.valid() && called.wait_for(kBetweenSigns) == std::future_status::ready) {
-        goes_on.zero_();
-      }
-      ranks.broadcast(goes_on, 0, "rank 0 works alone").wait();
-    } while (goes_on.item<bool>());
+      goes_on.fill_(called.valid() && called.wait_for(kBetweenSigns) != std::future_status::ready ? 1 : 0);
+      ranks.all_reduce(goes_on, comm::ReduceOp::max, what).wait();
+    } while (goes_on.item<int>() != 0);
     if (called.valid()) {
       called.get();
     }
   });
+}
+
+} // namespace
+
+void call_on_first(const comm::Group& ranks, const std::function<void()>& f) {
+  call_and_wait(ranks, ranks.rank() == 0, "rank 0 works alone", f);
+}
+
+void call_on_each_host(const comm::World& world, const std::function<void()>& f) {
+  call_and_wait(world.group(), world.local_rank() == 0, "one rank of each host works alone", f);
 }
 
 } // namespace trireme::engine

@@ -29,4 +29,7 @@ void check_together(const comm::Group& ranks, const std::function<void()>& f);
 /// every rank; PeerError if a rank is lost.
 void call_on_first(const comm::Group& ranks, const std::function<void()>& f);
 
+/// The same on one rank of each host, at the same time.
+void call_on_each_host(const comm::World& world, const std::function<void()>& f);
+
 } // namespace trireme::engine
