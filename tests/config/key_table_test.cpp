@@ -46,6 +46,10 @@ json base_for(const Section& section, std::string_view key = "") {
   } else if (section.path == "data" && type == "images") {
     run["model"] = {{"type", "cnn"}};
     run["data"] = images;
+  } else if (section.path.starts_with("data.sets") || (section.path == "data" && type == "mixture")) {
+    const json set = {{"type", type == "tokens" ? "tokens" : "text"}, {"train", "t"}};
+    run["data"] = {{"type", "mixture"}, {"sets", {{"data", set}, {"weight", 1}}}};
+    run["model"]["vocab_size"] = 300;
   } else if (section.path == "data" && type == "tokens") {
     run["data"]["type"] = "tokens";
     run["model"]["vocab_size"] = 300;

@@ -124,6 +124,10 @@ std::vector<JsonNode> all_forms() {
   add(R"({"type": "bert", "head": "classes"})", R"({"type": "labelled_text", "train": "a"})", "Adam", R"("WarmupLR")");
   add(R"({"type": "alexnet"})", R"({"type": "images", "train": "a", "train_labels": "b"})", "SGD", R"("WarmupLR")");
   add(gpt, R"({"type": "tokens", "train": "a"})", "Adam", R"("LRRangeTest")");
+  for (const char* type : {"text", "tokens"}) {
+    add(gpt, concat(R"({"type": "mixture", "sets": {"weight": 1, "data": {"train": "a", "type": ")", type, R"("}}})"),
+        "Adam", R"("WarmupLR")");
+  }
   add(R"({"type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2}})", text, "Adam", R"("WarmupLR")");
   for (const char* optimizer : {"Lamb", "Lion", "Adagrad", "RMSprop", "OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
     add(gpt, text, optimizer, R"("WarmupLR")");

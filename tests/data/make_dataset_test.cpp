@@ -2,10 +2,17 @@
 
 #include "temporary_folder.h"
 
+#include <trireme/data/tokenize/tokenize.h>
 #include <trireme/data/tokenizer.h>
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <gmock/gmock.h>
+
+#include <filesystem>
+#include <iterator>
+#include <numeric>
+#include <vector>
 
 namespace trireme::data {
 namespace {
@@ -47,6 +54,111 @@ TEST_F(MakeDatasetTest, TextIsSplitOrHasItsOwnValidation) {
   EXPECT_EQ(separate.validation->size(), 13);
   EXPECT_EQ(make_dataset(options, Split::train)->size(), 24);
   EXPECT_EQ(make_dataset(options, Split::validation)->size(), 13);
+}
+
+// Batches of both splits and what converts losses.
+std::vector<at::Tensor> everything(const Datasets& datasets) {
+  std::vector<at::Tensor> all = {at::full({}, datasets.bytes_per_token.value_or(0), at::kDouble),
+                                 at::full({}, datasets.unigram_entropy_per_byte.value_or(0), at::kDouble)};
+  for (const auto& set : {datasets.train, datasets.validation}) {
+    std::vector<int64_t> indices(static_cast<size_t>(set->size()));
+    std::iota(indices.rbegin(), indices.rend(), 0);
+    const Batch batch = set->get(indices);
+    all.insert(all.end(), batch.inputs.begin(), batch.inputs.end());
+    all.insert(all.end(), batch.targets.begin(), batch.targets.end());
+  }
+  return all;
+}
+
+// From the cache as from memory.
+void expect_same_from_cache(const DataOptions& options, const std::filesystem::path& cache) {
+  EXPECT_TRUE(has_texts(options));
+  const Datasets in_memory = make_datasets(options, {}, cache); // nothing is there yet
+  EXPECT_FALSE(std::filesystem::exists(cache));
+  prepare_tokens(options, cache);
+  const Datasets cached = make_datasets(options, {}, cache);
+  const std::vector<at::Tensor> expected = everything(in_memory);
+  const std::vector<at::Tensor> found = everything(cached);
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+  }
+  EXPECT_EQ(cached.train->describe(), in_memory.train->describe());
+  EXPECT_EQ(cached.validation->describe(), in_memory.validation->describe());
+}
+
+TEST_F(MakeDatasetTest, CachedTextsAreTheSame) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) {
+    text += concat("line ", i * i % 97, i % 3 == 0 ? "\n" : "\xC3\xA4 ");
+  }
+  DataOptions options{.kind = DataOptions::Kind::text, .train = {write("a.txt", text)}, .sequence_length = 7};
+  options.validation_fraction = 0.21;
+  expect_same_from_cache(options, folder_ / "cache");
+  options.validation = {write("b.txt", text.substr(100, 500))};
+  options.mask_fraction = 0.15;
+  expect_same_from_cache(options, folder_ / "other");
+
+  options.train = {write("short.txt", "abc")};
+  prepare_tokens(options, folder_ / "cache");
+  EXPECT_THAT(input_error([&] { make_datasets(options, {}, folder_ / "cache"); }),
+              AllOf(HasSubstr("short.txt has 3 tokens"), HasSubstr("needs 7 + 1")));
+  options.train = {folder_ / "absent.txt"};
+  prepare_tokens(options, folder_ / "cache"); // says nothing: make_datasets() does
+  EXPECT_THAT(input_error([&] { make_datasets(options, {}, folder_ / "cache"); }), HasSubstr("absent.txt"));
+}
+
+TEST_F(MakeDatasetTest, CachedTextsWithLabelsAreTheSame) {
+  std::string lines;
+  for (int i = 0; i < 40; ++i) {
+    lines += concat("{\"text\": \"", std::string(static_cast<size_t>(1 + i % 9), static_cast<char>('a' + i % 7)),
+                    "\", \"label\": \"", i % 3 == 0 ? "good" : "bad", "\"}\n");
+  }
+  DataOptions options{.kind = DataOptions::Kind::labelled_text, .train = {write("a.jsonl", lines)}};
+  options.validation = {write("b.jsonl", lines.substr(0, lines.find('\n', 300) + 1))};
+  options.sequence_length = 6;
+  options.classes = 2;
+  expect_same_from_cache(options, folder_ / "cache");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ / "cache"), {}), 3); // entry, folder, lock
+
+  options.classes = 1;
+  prepare_tokens(options, folder_ / "cache");
+  EXPECT_THAT(input_error([&] { make_datasets(options, {}, folder_ / "cache"); }),
+              HasSubstr("the model has 1 classes"));
+}
+
+TEST_F(MakeDatasetTest, AMixtureOfTextAndTokens) {
+  DataOptions text{.kind = DataOptions::Kind::text, .train = {write("a.txt", std::string(200, 'a'))}};
+  text.validation_fraction = 0.25;
+  const DataOptions tokens{.kind = DataOptions::Kind::tokens,
+                           .train = {write_tokens("t.bin", std::vector<int>(101, 7))}};
+  DataOptions options{.kind = DataOptions::Kind::mixture, .sequence_length = 10, .tokenizer = "bytes"};
+  options.sets = {{std::make_shared<DataOptions>(text), 3, "run.json:4:5: data.sets[0].data"},
+                  {std::make_shared<DataOptions>(tokens), 1, "run.json:5:5: data.sets[1].data"}};
+  const Datasets sets = make_datasets(options);
+  ASSERT_NE(sets.mixture, nullptr);
+  EXPECT_EQ(sets.train, sets.mixture);
+  EXPECT_EQ(sets.validation->size(), 4); // 50 bytes
+  EXPECT_FALSE(sets.bytes_per_token);    // tokens have none
+  std::vector<int64_t> indices(40);
+  std::iota(indices.begin(), indices.end(), 0);
+  const at::Tensor first = sets.train->get(indices).input().select(1, 0);
+  EXPECT_EQ(first.eq('a').sum().item<int64_t>(), 30);
+  EXPECT_EQ(first.eq(7).sum().item<int64_t>(), 10);
+  EXPECT_TRUE(has_texts(options));
+  EXPECT_TRUE(options.has_validation());
+
+  // Shards of another tokenizer are refused by the place of their set.
+  TokenizeOptions other{.inputs = {text.train[0]}, .out = folder_ / "shards"};
+  other.tokenizer =
+      write("tokenizer.json", R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})").string();
+  tokenize_files(other);
+  options.sets[1].data =
+      std::make_shared<DataOptions>(DataOptions{.kind = DataOptions::Kind::tokens, .train = {folder_ / "shards"}});
+  EXPECT_THAT(refused(options), AllOf(HasSubstr("run.json:5:5: data.sets[1].data: "), HasSubstr("another tokenizer")));
+
+  options.sets.pop_back();
+  EXPECT_DOUBLE_EQ(*make_datasets(options).bytes_per_token, 1);
 }
 
 TEST_F(MakeDatasetTest, TextProblemsNameTheOption) {

@@ -140,6 +140,45 @@ json exported(comm::World& world, const json& run) {
   return fs::exists(folder() / "exported/config.json");
 }
 
+// A set of a mixture beside another one.
+json beside_another_set(comm::World& world, const json& run) {
+  json changed = run;
+  const json other = {{"data", {{"type", "text"}, {"train", text_file("other.txt", "bb aab ")}}}, {"weight", 1}};
+  changed["data"]["sets"] = {run["data"]["sets"], other};
+  return training(world, changed);
+}
+
+std::vector<KeyObserver> mixture_keys() {
+  const std::string text = text_file("a.txt", "ab abab b ");
+  const std::string other_text = text_file("b.txt", "abab a bb ");
+  const std::string tokens = (folder() / "tokens.bin").string();
+  const std::string other_tokens = tokens_file("other.bin", 7);
+  const std::string tiny = file("tokenizer.json", kTinyTokenizer);
+  std::string wide; // of 32-bit tokens
+  for (int i = 0; i < 600; ++i) {
+    wide += std::string{static_cast<char>(i * 3 % 50), '\0', '\0', '\0'};
+  }
+  const auto mixture_of = [](const json& data) {
+    return json{{"data", {{"type", "mixture"}, {"train", nullptr}, {"sets", {{"data", data}, {"weight", 1}}}}}};
+  };
+  const json from_text = mixture_of({{"type", "text"}, {"train", text}});
+  const json from_tokens = mixture_of({{"type", "tokens"}, {"train", tokens}});
+  const json from_wide = mixture_of({{"type", "tokens"}, {"train", file("wide.bin", wide)}});
+  return {
+      {"data", "mixture", "tokenizer", "bytes", tiny, training, from_text},
+      {"data", "mixture", "sequence_length", 8, 4, whether_it_is_read, from_text},
+      {"data", "mixture", "shuffle", true, false, training, from_text},
+      {"data", "mixture", "prefetch", 2, 0, threads, from_text},
+      {"data.sets", "", "weight", 1, 2, beside_another_set, from_text},
+      {"data.sets.data", "text", "train", text, other_text, training, from_text},
+      {"data.sets.data", "text", "validation", nullptr, other_text, training, from_text},
+      {"data.sets.data", "text", "validation_fraction", 0, 0.3, training, from_text},
+      {"data.sets.data", "tokens", "train", tokens, other_tokens, training, from_tokens},
+      {"data.sets.data", "tokens", "validation", nullptr, other_tokens, training, from_tokens},
+      {"data.sets.data", "tokens", "token_bytes", 2, 4, training, from_wide},
+  };
+}
+
 std::vector<KeyObserver> data_keys() {
   const std::string other = tokens_file("other.bin", 7);
   std::string wide; // of 32-bit tokens
@@ -366,7 +405,7 @@ std::vector<KeyObserver> run_keys() {
 
 std::vector<KeyObserver> all_observers() {
   std::vector<KeyObserver> all;
-  for (const auto& part : {model_keys(), data_keys(), run_keys()}) {
+  for (const auto& part : {model_keys(), data_keys(), mixture_keys(), run_keys()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

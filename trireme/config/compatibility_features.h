@@ -39,7 +39,8 @@ bool is_data(const Setting& s, data::DataOptions::Kind kind) {
 }
 
 bool is_windows(const Setting& s) {
-  return is_data(s, data::DataOptions::Kind::tokens) || is_data(s, data::DataOptions::Kind::text);
+  using Kind = data::DataOptions::Kind;
+  return is_data(s, Kind::tokens) || is_data(s, Kind::text) || is_data(s, Kind::mixture);
 }
 
 bool is_bert(const Setting& s, models::BertOptions::Head head) {
@@ -267,7 +268,7 @@ constexpr Feature kNoContextType{"a model type of a program without ModelType::c
                                  [](const Setting& s) { return lacks(s, &ModelTraits::context); }, type_of_program};
 constexpr Feature kImages{"data of type images", "data.type",
                           [](const Setting& s) { return is_data(s, data::DataOptions::Kind::images); }};
-constexpr Feature kTokens{"data of type tokens or text", "data.type", is_windows};
+constexpr Feature kTokens{"data of type tokens, text or mixture", "data.type", is_windows};
 constexpr Feature kLabelled{"data of type labelled_text", "data.type",
                             [](const Setting& s) { return is_data(s, data::DataOptions::Kind::labelled_text); }};
 constexpr Feature kLayerKeys{
@@ -291,8 +292,7 @@ constexpr Feature kEvaluation{"training.eval_every", "training.eval_every",
                               [](const Setting& s) { return s.run != nullptr && s.run->training.eval_every > 0; },
                               [](const Setting&) -> std::string { return "evaluation"; }};
 constexpr Feature kNoValidation{"no validation data", "data", [](const Setting& s) {
-                                  return s.run != nullptr && s.run->data.validation.empty() &&
-                                         s.run->data.validation_fraction == 0 &&
+                                  return s.run != nullptr && !s.run->data.has_validation() &&
                                          s.run->data.kind != data::DataOptions::Kind::of_program;
                                 }};
 constexpr Feature kValidationFraction{

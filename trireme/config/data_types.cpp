@@ -1,7 +1,11 @@
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
 #include <trireme/config/key_check.h>
 #include <trireme/config/run_types.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace trireme::config {
 namespace {
@@ -96,6 +100,53 @@ void read_images(const JsonNode& section, const RunPaths& paths, RunConfig& run)
                                                                : 0;
 }
 
+// An object alone is a list of one.
+std::vector<const JsonNode*> sets_in(const JsonNode& section) {
+  const JsonNode& sets = *section.find("sets");
+  std::vector<const JsonNode*> out;
+  if (sets.is_object()) {
+    out.push_back(&sets);
+  } else {
+    std::ranges::transform(sets.elements(), std::back_inserter(out), [](const JsonNode& set) { return &set; });
+  }
+  if (out.empty()) {
+    sets.fail("a mixture needs at least one set", "Write {\"data\": {...}, \"weight\": 1} for each.");
+  }
+  return out;
+}
+
+// Its tokenizer is the mixture's, or becomes it.
+data::MixtureSet read_set(const JsonNode& set, const RunPaths& paths, RunConfig& run) {
+  const JsonNode& section = *set.find("data");
+  RunConfig own;
+  own.model = run.model;
+  lower(section.find("type")->as_string()) == "text" ? read_text(section, paths, own)
+                                                     : read_tokens(section, paths, own);
+  if (own.data.token_bytes == 3) {
+    section.find("token_bytes")->fail("tokens have 2 or 4 bytes", "Set one of these, or leave it out.");
+  }
+  if (own.data.validation_fraction > 0 && !own.data.validation.empty()) {
+    section.find("validation_fraction")->fail("there are validation files too", "Keep one of the two.");
+  }
+  own.data.sequence_length = run.data.sequence_length;
+  run.data.tokenizer = run.data.tokenizer.empty() ? own.data.tokenizer : run.data.tokenizer;
+  return {std::make_shared<const data::DataOptions>(own.data), set.find("weight")->as_real(),
+          concat(section.where(), ": ", section.path())};
+}
+
+void read_mixture(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
+  const Values values(&section, "data", "mixture");
+  data::DataOptions& out = run.data;
+  out.kind = DataKind::mixture;
+  out.shuffle = values.get("shuffle", out.shuffle);
+  out.prefetch = values.get("prefetch", out.prefetch);
+  out.tokenizer = values.get<std::string>("tokenizer", "");
+  read_tokenizer(section, values, paths, run);
+  for (const JsonNode* set : sets_in(section)) {
+    out.sets.push_back(read_set(*set, paths, run));
+  }
+}
+
 ordered_json write_files(const char* type, const data::DataOptions& data) {
   return {{"type", type}, {"train", texts_of(data.train)}, {"validation", texts_of(data.validation)}};
 }
@@ -129,6 +180,24 @@ ordered_json write_labelled_text(const RunConfig& run) {
   return out;
 }
 
+ordered_json write_set(const data::MixtureSet& set) {
+  const data::DataOptions& data = *set.data;
+  ordered_json out = write_files(data.kind == DataKind::text ? "text" : "tokens", data);
+  if (data.kind == DataKind::text) {
+    out["validation_fraction"] = data.validation_fraction;
+  } else {
+    out["token_bytes"] = data.token_bytes == 0 ? ordered_json(nullptr) : ordered_json(data.token_bytes);
+  }
+  return {{"data", std::move(out)}, {"weight", set.weight}};
+}
+
+ordered_json write_mixture(const RunConfig& run) {
+  ordered_json out = {{"type", "mixture"}, {"sets", ordered_json::array()}};
+  std::ranges::transform(run.data.sets, std::back_inserter(out["sets"]), write_set);
+  write_order(run.data, out);
+  return out;
+}
+
 ordered_json write_images(const RunConfig& run) {
   ordered_json out = write_files("images", run.data);
   out.update({{"train_labels", texts_of(run.data.train_labels)},
@@ -151,6 +220,10 @@ RunType text_type() {
 
 RunType labelled_text_type() {
   return {"labelled_text", read_labelled_text, write_labelled_text};
+}
+
+RunType mixture_type() {
+  return {"mixture", read_mixture, write_mixture};
 }
 
 RunType images_type() {

@@ -76,7 +76,7 @@ void apply_model_from(JsonNode& root, const RunPaths& paths) {
     return;
   }
   const bool is_text = has_text(data->find("type"), "text") || has_text(data->find("type"), "labelled_text");
-  if (!is_text && !has_text(data->find("type"), "tokens")) {
+  if (!is_text && !has_text(data->find("type"), "tokens") && !has_text(data->find("type"), "mixture")) {
     return;
   }
   if (const fs::path tokenizer = tokenizer_in(folder); !tokenizer.empty()) {

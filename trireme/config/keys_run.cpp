@@ -118,23 +118,25 @@ Section model_alexnet() {
   }};
 }
 
-const Key kDataType = {"type", H, "text", "required", "\"tokens\", \"text\", \"labelled_text\" or \"images\"."};
+const Key kTokenFiles = {"train", H, "paths", "required", "Folders of token shards (trireme data tokenize), files of little-endian 16-bit tokens (nanoGPT's format) or 32-bit ones, or Megatron's .idx; several count as one. docs/data.md."};
+const Key kTokenBytes = {"token_bytes", H, "int 2..4", "null", "Bytes of a token in raw files: 2 or 4, not 3. Without it 2, and files that do not look like 16-bit tokens are refused."};
+const Key kTextFiles = {"train", H, "paths", "required", "Text files in UTF-8, plain or compressed (.gz); several count as one."};
+const Key kTextFraction = {"validation_fraction", H, "real 0..<1", "0", "Without validation files: the last share of the text that is kept for the evaluations."};
+const Key kValidation = {"validation", H, "paths", "null", "The same for the evaluations."};
+
+const Key kDataType = {"type", H, "text", "required", "\"tokens\", \"text\", \"labelled_text\", \"images\" or \"mixture\"."};
 
 std::vector<Section> data() {
   return {
     {"data", "tokens", "Tokens, ready made.", false, {
       kDataType,
-      {"train", H, "paths", "required", "Folders of token shards (trireme data tokenize), files of little-endian 16-bit tokens (nanoGPT's format) or 32-bit ones, or Megatron's .idx; several count as one. docs/data.md."},
-      {"validation", H, "paths", "null", "The same for the evaluations."},
-      {"token_bytes", H, "int 2..4", "null", "Bytes of a token in raw files: 2 or 4, not 3. Without it 2, and files that do not look like 16-bit tokens are refused."},
+      kTokenFiles, kValidation, kTokenBytes,
       {"tokenizer", H, "path", "null", "How these tokens become text, for samples; without it that of the first folder of shards: \"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
       kSequence, kShuffle, kPrefetch,
     }},
     {"data", "text", "Text files.", false, {
       kDataType,
-      {"train", H, "paths", "required", "Text files in UTF-8, plain or compressed (.gz); several count as one."},
-      {"validation", H, "paths", "null", "The same for the evaluations."},
-      {"validation_fraction", H, "real 0..<1", "0", "Without validation files: the last share of the text that is kept for the evaluations."},
+      kTextFiles, kValidation, kTextFraction,
       {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
       kSequence, kShuffle, kPrefetch,
     }},
@@ -155,6 +157,26 @@ std::vector<Section> data() {
       {"mean", H, "real", "0", "Subtracted from each pixel, which is in 0..1."},
       {"std", H, "real > 0", "1", "Each pixel is divided by it, after that."},
       kShuffle, kPrefetch,
+    }},
+    {"data", "mixture", "Samples of several sets in fixed shares, without end: docs/data.md.", false, {
+      kDataType,
+      {"sets", H, "objects", "required", "The sets, each with a weight."},
+      {"tokenizer", H, "path", "null", "The tokenizer of all sets; without it that of the first folder of shards, else \"bytes\" for text. \"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
+      kSequence,
+      {"shuffle", H, "bool", "true", "A new order each time a set is read. false: the order of its files."},
+      kPrefetch,
+    }},
+    {"data.sets", "", "A set of a mixture.", false, {
+      {"data", H, "object", "required", "Its files. Validation data of all sets is read one after the other."},
+      {"weight", H, "real > 0", "required", "The set's share of all samples is its weight divided by the sum of all. A set that has been read to its end begins again."},
+    }},
+    {"data.sets.data", "tokens", "Tokens in a mixture.", false, {
+      {"type", H, "text", "required", "\"tokens\" or \"text\"."},
+      kTokenFiles, kValidation, kTokenBytes,
+    }},
+    {"data.sets.data", "text", "Text files in a mixture.", false, {
+      {"type", H, "text", "required", "\"tokens\" or \"text\"."},
+      kTextFiles, kValidation, kTextFraction,
     }},
   };
 }

@@ -45,5 +45,6 @@ RunType tokens_type();
 RunType text_type();
 RunType labelled_text_type();
 RunType images_type();
+RunType mixture_type();
 
 } // namespace trireme::config

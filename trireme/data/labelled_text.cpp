@@ -139,6 +139,13 @@ std::optional<int32_t> token_of(const Tokenizer& tokenizer, const std::string& t
   return std::nullopt;
 }
 
+LabelledText::LabelledText(const Options& options, const Tokenizer& tokenizer, LabelledTokens texts)
+    : source_(options.files.empty() ? "" : options.files.front().string()),
+      sequence_length_(options.sequence_length),
+      pad_(token_of(tokenizer, "[PAD]").value_or(0)),
+      texts_(std::move(texts)),
+      names_(options.names.value_or(std::vector<std::string>())) {}
+
 LabelledText::LabelledText(const Options& options, const Tokenizer& tokenizer)
     : source_(options.files.empty() ? "" : options.files.front().string()),
       sequence_length_(options.sequence_length),
@@ -153,9 +160,9 @@ LabelledText::LabelledText(const Options& options, const Tokenizer& tokenizer)
     if (ids.empty()) {
       refuse(example.where, "its text has no tokens");
     }
-    tokens_.insert(tokens_.end(), ids.begin(), ids.end());
-    ends_.push_back(std::ssize(tokens_));
-    labels_.push_back(example.label);
+    texts_.tokens.insert(texts_.tokens.end(), ids.begin(), ids.end());
+    texts_.ends.push_back(std::ssize(texts_.tokens));
+    texts_.labels.push_back(example.label);
   }
 }
 
@@ -169,9 +176,9 @@ Batch LabelledText::get_part(std::span<const int64_t> indices, Part part) const 
     const at::Tensor mask_BL = at::zeros({rows, sequence_length_}, at::kBool);
     for (int64_t row = 0; row < rows; ++row) {
       const auto sample = static_cast<size_t>(indices[static_cast<size_t>(row)]);
-      const int64_t begin = sample == 0 ? 0 : ends_[sample - 1];
-      const int64_t count = ends_[sample] - begin;
-      std::copy_n(tokens_.begin() + begin, count, tokens_BL.mutable_data_ptr<int64_t>() + row * sequence_length_);
+      const int64_t begin = sample == 0 ? 0 : texts_.ends[sample - 1];
+      const int64_t count = texts_.ends[sample] - begin;
+      std::copy_n(texts_.tokens.begin() + begin, count, tokens_BL.mutable_data_ptr<int64_t>() + row * sequence_length_);
       std::fill_n(mask_BL.mutable_data_ptr<bool>() + row * sequence_length_, count, true);
     }
     batch.inputs = {tokens_BL, mask_BL};
@@ -180,7 +187,7 @@ Batch LabelledText::get_part(std::span<const int64_t> indices, Part part) const 
     const at::Tensor target_B = at::empty({rows}, at::kLong);
     auto* target = target_B.mutable_data_ptr<int64_t>();
     for (const int64_t index : indices) {
-      *target++ = labels_[static_cast<size_t>(index)];
+      *target++ = texts_.labels[static_cast<size_t>(index)];
     }
     batch.targets = {target_B};
   }
@@ -188,7 +195,7 @@ Batch LabelledText::get_part(std::span<const int64_t> indices, Part part) const 
 }
 
 std::string LabelledText::describe() const {
-  return concat("texts with labels: ", labels_.size(), " of up to ", sequence_length_, " tokens (", source_, ')');
+  return concat("texts with labels: ", texts_.labels.size(), " of up to ", sequence_length_, " tokens (", source_, ')');
 }
 
 } // namespace trireme::data

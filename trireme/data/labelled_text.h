@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/data/dataset.h>
+#include <trireme/data/token_cache/labelled_cache.h>
 #include <trireme/data/tokenizer.h>
 
 #include <cstdint>
@@ -30,22 +31,23 @@ class LabelledText : public Dataset {
     std::optional<std::vector<std::string>> names = std::nullopt;
   };
   LabelledText(const Options& options, const Tokenizer& tokenizer);
+  /// Texts that were tokenized before, with the names of their labels.
+  LabelledText(const Options& options, const Tokenizer& tokenizer, LabelledTokens texts);
 
-  int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
+  int64_t size() const override { return static_cast<int64_t>(texts_.labels.size()); }
   Batch get(std::span<const int64_t> indices) const override { return get_part(indices, Part::all); }
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;
 
   /// Empty if labels are numbers.
   const std::vector<std::string>& names() const { return names_; }
+  const LabelledTokens& texts() const { return texts_; }
 
  private:
   std::string source_;
   int64_t sequence_length_;
   int32_t pad_ = 0;
-  std::vector<int32_t> tokens_; ///< of all texts, one after the other
-  std::vector<int64_t> ends_;   ///< of each text in tokens_
-  std::vector<int64_t> labels_;
+  LabelledTokens texts_;
   std::vector<std::string> names_;
 };
 

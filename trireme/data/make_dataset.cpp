@@ -1,14 +1,21 @@
 #include <trireme/data/make_dataset.h>
 
+#include <trireme/base/cores.h>
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 #include <trireme/data/idx_images.h>
 #include <trireme/data/labelled_text.h>
 #include <trireme/data/masked_tokens.h>
+#include <trireme/data/mixture.h>
 #include <trireme/data/text.h>
+#include <trireme/data/token_cache/text_cache.h>
+#include <trireme/data/token_files/tokenizer_hash.h>
 #include <trireme/data/tokens.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace trireme::data {
 namespace {
@@ -51,31 +58,57 @@ Datasets open_tokens(const DataOptions& options, Share checked) {
   return result;
 }
 
-Datasets open_text(const DataOptions& options) {
-  Datasets result;
+std::string tokenizer_name(const DataOptions& options) {
+  return options.tokenizer.empty() ? "bytes" : options.tokenizer;
+}
+
+TextFiles texts_of(const DataOptions& options) {
+  return {options.train, options.validation, options.validation_fraction, tokenizer_name(options)};
+}
+
+using Texts = std::pair<std::shared_ptr<TextDataset>, std::shared_ptr<TextDataset>>;
+
+std::string held_out_name(const DataOptions& options) {
+  return options.validation.empty() ? concat("the validation part (validation_fraction ", options.validation_fraction,
+                                             ") of ", source_name(options.train))
+                                    : source_name(options.validation);
+}
+
+Texts map_texts(const CachedText& cached, const DataOptions& options) {
+  const auto map = [&](const CachedText::Split& split, const std::string& name) {
+    return std::make_shared<TextDataset>(split, cached.in_use, options.sequence_length, name);
+  };
+  return {map(cached.train, source_name(options.train)),
+          cached.validation ? map(*cached.validation, held_out_name(options)) : nullptr};
+}
+
+Texts tokenize_texts(const DataOptions& options, const Tokenizer& tokenizer) {
+  log::debug("tokenizing in memory: ", source_name(options.train));
   std::string text = read_texts(options.train);
   std::string held_out;
-  std::string held_out_name;
   if (!options.validation.empty()) {
     held_out = read_texts(options.validation);
-    held_out_name = source_name(options.validation);
   } else {
     const size_t start = validation_start(text, options.validation_fraction);
     held_out = text.substr(start);
-    held_out_name = concat("the validation part (validation_fraction ", options.validation_fraction, ") of ",
-                           source_name(options.train));
     text.resize(start);
   }
-  result.tokenizer = open_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer, options.vocab_size);
-  const Tokenizer& tokenizer = *result.tokenizer;
-  const auto train =
-      std::make_shared<TextDataset>(text, tokenizer, options.sequence_length, source_name(options.train));
-  auto scored = train;
-  if (!held_out.empty()) {
-    scored = std::make_shared<TextDataset>(held_out, tokenizer, options.sequence_length, held_out_name);
-    result.validation = scored;
-  }
+  const auto encode = [&](const std::string& all, const std::string& name) {
+    return std::make_shared<TextDataset>(all, tokenizer, options.sequence_length, name);
+  };
+  return {encode(text, source_name(options.train)),
+          held_out.empty() ? nullptr : encode(held_out, held_out_name(options))};
+}
+
+Datasets open_text(const DataOptions& options, const fs::path& token_cache,
+                   std::shared_ptr<const Tokenizer> tokenizer) {
+  Datasets result;
+  result.tokenizer = std::move(tokenizer);
+  const auto cached = token_cache.empty() ? std::nullopt : find_text(TokenCache(token_cache), texts_of(options));
+  const auto [train, validation] = cached ? map_texts(*cached, options) : tokenize_texts(options, *result.tokenizer);
+  const auto scored = validation == nullptr ? train : validation;
   result.train = train;
+  result.validation = validation;
   result.bytes_per_token = scored->bytes_per_token();
   result.unigram_entropy_per_byte = scored->unigram_entropy_per_byte(*train);
   return result;
@@ -121,16 +154,98 @@ Datasets masked(Datasets windows, const DataOptions& options) {
   return windows;
 }
 
-Datasets open_labelled_text(const DataOptions& options) {
+// The mean over the samples that are scored: of validation data, else of what is trained on; nullopt if a set has none.
+std::optional<double> mean_bytes_per_token(const DataOptions& options, const std::vector<Datasets>& sets) {
+  double bytes = 0;
+  double weights = 0;
+  for (size_t i = 0; i < sets.size(); ++i) {
+    if (!sets[i].bytes_per_token) {
+      return std::nullopt;
+    }
+    const double weight = !options.has_validation() ? options.sets[i].weight
+                          : sets[i].validation      ? static_cast<double>(sets[i].validation->size())
+                                                    : 0;
+    bytes += weight * *sets[i].bytes_per_token;
+    weights += weight;
+  }
+  return bytes / weights;
+}
+
+void check_tokenizer(const MixtureSet& set, const Dataset& tokens, const std::string& tokenizer) {
+  const auto* const shards = dynamic_cast<const TokensDataset*>(&tokens);
+  if (tokenizer.empty() || shards == nullptr || shards->tokenizer_hash() == 0 ||
+      shards->tokenizer_hash() == tokenizer_hash(tokenizer::tokenizer_files(tokenizer))) {
+    return;
+  }
+  throw InputError("data",
+                   concat(set.place, ": ", source_name(set.data->train), " was made with another tokenizer than ",
+                          tokenizer, ", the mixture's"),
+                   "Make its tokens again with that one.");
+}
+
+Datasets open_mixture(const DataOptions& options, Share checked, const fs::path& token_cache) {
   Datasets result;
-  result.tokenizer = open_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer, options.vocab_size);
-  LabelledText::Options texts{options.train, options.sequence_length, options.classes};
-  const auto train = std::make_shared<LabelledText>(texts, *result.tokenizer);
-  result.train = train;
+  result.tokenizer = options.tokenizer.empty() ? nullptr : open_tokenizer(options.tokenizer, options.vocab_size);
+  std::vector<Datasets> sets;
+  std::vector<Mixture::Set> trained;
+  std::vector<std::shared_ptr<const Dataset>> held_out;
+  for (const MixtureSet& set : options.sets) {
+    DataOptions own = *set.data;
+    own.sequence_length = options.sequence_length;
+    own.vocab_size = options.vocab_size == 0 && result.tokenizer ? result.tokenizer->vocab_size() : options.vocab_size;
+    own.tokenizer = own.kind == DataOptions::Kind::text ? options.tokenizer : "";
+    sets.push_back(own.kind == DataOptions::Kind::text ? open_text(own, token_cache, result.tokenizer)
+                                                       : open_tokens(own, checked));
+    const Datasets& opened = sets.back();
+    check_tokenizer(set, *opened.train, options.tokenizer);
+    trained.push_back({opened.train, set.weight, source_name(own.train)});
+    if (opened.validation != nullptr) {
+      held_out.push_back(opened.validation);
+    }
+  }
+  result.bytes_per_token = mean_bytes_per_token(options, sets);
+  result.mixture =
+      std::make_shared<Mixture>(std::move(trained), Mixture::Order{.shuffle = options.shuffle, .seed = options.seed});
+  result.train = result.mixture;
+  if (!held_out.empty()) {
+    result.validation = std::make_shared<Concatenation>(std::move(held_out));
+  }
+  return result;
+}
+
+LabelledFiles labelled_files_of(const DataOptions& options) {
+  return {options.train, options.validation, tokenizer_name(options), options.sequence_length, options.classes};
+}
+
+// The options of both splits of texts with labels; `names`: of the training data's, or none if they are not known yet.
+LabelledText::Options texts_with_labels(const DataOptions& options, Split split,
+                                        std::optional<std::vector<std::string>> names = std::nullopt) {
+  return {split == Split::train ? options.train : options.validation, options.sequence_length, options.classes,
+          std::move(names)};
+}
+
+LabelledSplits encode_labelled(const DataOptions& options, const Tokenizer& tokenizer) {
+  const LabelledText train(texts_with_labels(options, Split::train), tokenizer);
+  LabelledSplits out{train.texts(), std::nullopt, train.names()};
   if (!options.validation.empty()) {
-    texts.files = options.validation;
-    texts.names = train->names();
-    result.validation = std::make_shared<LabelledText>(texts, *result.tokenizer);
+    out.validation = LabelledText(texts_with_labels(options, Split::validation, train.names()), tokenizer).texts();
+  }
+  return out;
+}
+
+Datasets open_labelled_text(const DataOptions& options, const fs::path& token_cache) {
+  Datasets result;
+  result.tokenizer = open_tokenizer(tokenizer_name(options), options.vocab_size);
+  const Tokenizer& tokenizer = *result.tokenizer;
+  auto texts = token_cache.empty() ? std::nullopt : find_labelled(TokenCache(token_cache), labelled_files_of(options));
+  if (!texts) {
+    texts = encode_labelled(options, tokenizer);
+  }
+  result.train = std::make_shared<LabelledText>(texts_with_labels(options, Split::train, texts->names), tokenizer,
+                                                std::move(texts->train));
+  if (texts->validation) {
+    result.validation = std::make_shared<LabelledText>(texts_with_labels(options, Split::validation, texts->names),
+                                                       tokenizer, *std::move(texts->validation));
   }
   return result;
 }
@@ -149,20 +264,59 @@ Datasets open_images(const DataOptions& options) {
 
 } // namespace
 
-Datasets make_datasets(const DataOptions& options, Share checked) {
-  if (options.train.empty() && options.kind != DataOptions::Kind::of_program) {
+bool has_texts(const DataOptions& options) {
+  return options.kind == DataOptions::Kind::text || options.kind == DataOptions::Kind::labelled_text ||
+         std::ranges::any_of(options.sets, [](const MixtureSet& set) { return has_texts(*set.data); });
+}
+
+void prepare_tokens(const DataOptions& options, const fs::path& token_cache) {
+  for (const MixtureSet& set : options.sets) {
+    DataOptions own = *set.data;
+    own.tokenizer = options.tokenizer;
+    own.vocab_size = options.vocab_size;
+    prepare_tokens(own, token_cache);
+  }
+  const bool labelled = options.kind == DataOptions::Kind::labelled_text;
+  if ((!labelled && options.kind != DataOptions::Kind::text) || options.train.empty()) {
+    return;
+  }
+  const auto tokenizer = [&] { return open_tokenizer(tokenizer_name(options), options.vocab_size); };
+  try {
+    if (labelled) {
+      const auto opened = tokenizer();
+      find_or_make_labelled(TokenCache(token_cache), labelled_files_of(options), opened->vocab_size(),
+                            [&] { return encode_labelled(options, *opened); });
+      return;
+    }
+    find_or_make_text(TokenCache(token_cache), texts_of(options), tokenizer, usable_cores());
+  } catch (const InputError& error) { // make_datasets() finds the same, or encodes the text in one piece
+    log::debug("the text is not tokenized into ", token_cache.string(), ": ", error.what());
+  } catch (const Error& error) {
+    log::warning("each rank tokenizes ", source_name(options.train), " in memory: ", error.what());
+  }
+}
+
+Datasets make_datasets(const DataOptions& options, Share checked, const fs::path& token_cache) {
+  using Kind = DataOptions::Kind;
+  if (options.train.empty() && options.kind != Kind::of_program && options.kind != Kind::mixture) {
     throw InputError("data", "no train files given", "Set data.train in the run file.");
   }
+  const auto masked_if_asked = [&](Datasets windows) {
+    return options.mask_fraction > 0 ? masked(std::move(windows), options) : std::move(windows);
+  };
   switch (options.kind) {
-    case DataOptions::Kind::tokens:
-      return options.mask_fraction > 0 ? masked(open_tokens(options, checked), options) : open_tokens(options, checked);
-    case DataOptions::Kind::text:
-      return options.mask_fraction > 0 ? masked(open_text(options), options) : open_text(options);
-    case DataOptions::Kind::labelled_text:
-      return open_labelled_text(options);
-    case DataOptions::Kind::images:
+    case Kind::tokens:
+      return masked_if_asked(open_tokens(options, checked));
+    case Kind::text:
+      return masked_if_asked(
+          open_text(options, token_cache, open_tokenizer(tokenizer_name(options), options.vocab_size)));
+    case Kind::mixture:
+      return masked_if_asked(open_mixture(options, checked, token_cache));
+    case Kind::labelled_text:
+      return open_labelled_text(options, token_cache);
+    case Kind::images:
       return open_images(options);
-    case DataOptions::Kind::of_program:
+    case Kind::of_program:
       break;
   }
   throw Error("data", "these samples are made by the program that registered their type");
@@ -181,7 +335,7 @@ DataLoader make_loader(std::shared_ptr<const Dataset> dataset, const DataOptions
   }
   SamplerOptions order{.shuffle = false, .drop_last = false, .seed = options.seed, .rank = rank, .replicas = replicas};
   if (split == Split::train) {
-    order.shuffle = options.shuffle;
+    order.shuffle = options.shuffle && options.kind != DataOptions::Kind::mixture; // which shuffles its sets
     order.drop_last = options.drop_last;
   }
   const int64_t size = dataset->size();

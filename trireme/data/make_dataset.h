@@ -2,11 +2,13 @@
 
 #include <trireme/data/dataset.h>
 #include <trireme/data/loader.h>
+#include <trireme/data/mixture.h>
 #include <trireme/data/options.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/data/tokens.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -17,6 +19,8 @@ enum class Split { train, validation };
 /// The data of a run, and statistics that convert its losses to nats per byte.
 struct Datasets {
   std::shared_ptr<const Dataset> train = nullptr;
+  /// `train` where it is a mixture, also below a mask; else null.
+  std::shared_ptr<const Mixture> mixture = nullptr;
   /// Instead of `train`: a program's own loader of this rank's micro-batches.
   std::shared_ptr<RepeatingLoader> loader = nullptr;
   /// Null if the options name no validation data.
@@ -31,9 +35,17 @@ struct Datasets {
   std::optional<double> unigram_entropy_per_byte = std::nullopt;
 };
 
-/// Opens the files of both splits. Text is read and tokenized once; tokens are compared with the vocabulary once: this
-/// share of them. Errors: InputError naming the file or option.
-Datasets make_datasets(const DataOptions& options, Share checked = {});
+/// Whether prepare_tokens() does anything.
+bool has_texts(const DataOptions& options);
+
+/// Tokenizes the texts of the options into the folder `token_cache` (token_cache/token_cache.h), unless their tokens
+/// are there: what one rank of each host does before make_datasets(). Where that is impossible, as in a folder that
+/// cannot be written, make_datasets() tokenizes in memory, and this logs a warning unless that will throw.
+void prepare_tokens(const DataOptions& options, const std::filesystem::path& token_cache);
+
+/// Opens the files of both splits. Text is mapped from `token_cache`, if it is there, else read and tokenized once;
+/// tokens are compared with the vocabulary once: this share of them. Errors: InputError naming the file or option.
+Datasets make_datasets(const DataOptions& options, Share checked = {}, const std::filesystem::path& token_cache = {});
 
 /// Opens one split's files; null for validation data that the options do not name.
 std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split split);

@@ -1,18 +1,32 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace trireme::data {
 
+struct DataOptions;
+
+/// One set of a mixture.
+struct MixtureSet {
+  /// tokens or text; tokenizer, sequence_length, mask and order are the mixture's.
+  std::shared_ptr<const DataOptions> data = nullptr;
+  /// Above 0; the set's share of all samples is weight / sum of weights.
+  double weight = 1;
+  /// For messages: "run.json:7:5: data.sets[1]".
+  std::string place{};
+};
+
 /// The data of a run: files, their samples, and the order of these.
 struct DataOptions {
   /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; labelled_text:
-  /// texts with a label each, in JSON lines; images: IDX (MNIST) files; of_program: samples that a program makes, only
-  /// their order is here.
-  enum class Kind { tokens, text, labelled_text, images, of_program };
+  /// texts with a label each, in JSON lines; images: IDX (MNIST) files; mixture: samples of several sets in fixed
+  /// shares; of_program: samples that a program makes, only their order is here.
+  enum class Kind { tokens, text, labelled_text, images, mixture, of_program };
   Kind kind = Kind::text;
 
   /// Several files are concatenated.
@@ -58,6 +72,9 @@ struct DataOptions {
   /// Labels >= this value are refused; 0: not checked.
   int64_t classes = 0;
 
+  // mixture
+  std::vector<MixtureSet> sets{};
+
   // order; validation data is always read in order and to its end
   bool shuffle = true;
   /// true: drops the last, incomplete global micro-batch; false: fills it up from the epoch's start.
@@ -65,6 +82,11 @@ struct DataOptions {
   int64_t seed = 1234;
   /// Micro-batches that the loader's thread prefetches; 0: none.
   int64_t prefetch = 2;
+
+  bool has_validation() const {
+    const auto has = [](const MixtureSet& set) { return set.data->has_validation(); };
+    return !validation.empty() || validation_fraction > 0 || std::ranges::any_of(sets, has);
+  }
 };
 
 } // namespace trireme::data

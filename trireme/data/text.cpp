@@ -16,10 +16,8 @@
 namespace trireme::data {
 
 TextDataset::TextDataset(std::string_view text, const Tokenizer& tokenizer, int64_t sequence_length, std::string source)
-    : source_(std::move(source)), sequence_length_(sequence_length), num_bytes_(static_cast<int64_t>(text.size())) {
-  for (const char byte : text) {
-    ++byte_counts_[static_cast<unsigned char>(byte)];
-  }
+    : source_(std::move(source)), sequence_length_(sequence_length) {
+  bytes_.add(text);
   std::vector<int32_t> tokens = tokenizer.encode_with_threads(text, usable_cores());
   size_ = count_windows(static_cast<int64_t>(tokens.size()), sequence_length, source_);
   if (tokenizer.vocab_size() <= 65536) {
@@ -29,8 +27,17 @@ TextDataset::TextDataset(std::string_view text, const Tokenizer& tokenizer, int6
   }
 }
 
+TextDataset::TextDataset(const CachedText::Split& cached, std::shared_ptr<const Descriptor> in_use,
+                         int64_t sequence_length, std::string source)
+    : source_(std::move(source)),
+      sequence_length_(sequence_length),
+      size_(count_windows(cached.tokens, sequence_length, source_)), // names the text in its error
+      bytes_(cached.bytes),
+      mapped_(std::in_place, cached.shards, sequence_length),
+      in_use_(std::move(in_use)) {}
+
 int64_t TextDataset::num_tokens() const {
-  return static_cast<int64_t>(narrow_.size() + wide_.size());
+  return mapped_ ? mapped_->num_tokens() : static_cast<int64_t>(narrow_.size() + wide_.size());
 }
 
 template <typename Token>
@@ -43,6 +50,9 @@ Batch TextDataset::get(std::span<const int64_t> indices) const {
 }
 
 Batch TextDataset::get_part(std::span<const int64_t> indices, Part part) const {
+  if (mapped_) {
+    return mapped_->get_part(indices, part);
+  }
   check_indices(indices, size_);
   const auto read_into = [this](int64_t start, std::span<int64_t> out) {
     wide_.empty() ? read(narrow_, start, out) : read(wide_, start, out);
@@ -51,22 +61,22 @@ Batch TextDataset::get_part(std::span<const int64_t> indices, Part part) const {
 }
 
 std::string TextDataset::describe() const {
-  return concat("text: ", format_count(num_tokens()), " tokens of ", format_bytes(num_bytes_), " in ",
+  return concat("text: ", format_count(num_tokens()), " tokens of ", format_bytes(bytes_.total), " in ",
                 format_count(size_), " samples of ", sequence_length_, " (", source_, ')');
 }
 
 double TextDataset::bytes_per_token() const {
-  return static_cast<double>(num_bytes_) / static_cast<double>(num_tokens());
+  return static_cast<double>(bytes_.total) / static_cast<double>(num_tokens());
 }
 
 double TextDataset::unigram_entropy_per_byte(const TextDataset& train) const {
   double nats = 0;
-  for (size_t byte = 0; byte < byte_counts_.size(); ++byte) {
+  for (size_t byte = 0; byte < bytes_.counts.size(); ++byte) {
     const double probability =
-        static_cast<double>(train.byte_counts_[byte] + 1) / static_cast<double>(train.num_bytes_ + 256);
-    nats -= static_cast<double>(byte_counts_[byte]) * std::log(probability);
+        static_cast<double>(train.bytes_.counts[byte] + 1) / static_cast<double>(train.bytes_.total + 256);
+    nats -= static_cast<double>(bytes_.counts[byte]) * std::log(probability);
   }
-  return nats / static_cast<double>(num_bytes_);
+  return nats / static_cast<double>(bytes_.total);
 }
 
 std::string read_texts(const std::vector<std::filesystem::path>& files) {

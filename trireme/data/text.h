@@ -1,23 +1,31 @@
 #pragma once
 
 #include <trireme/data/dataset.h>
+#include <trireme/data/text_bytes.h>
+#include <trireme/data/token_cache/text_cache.h>
 #include <trireme/data/tokenizer.h>
+#include <trireme/data/tokens.h>
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace trireme::data {
 
-/// Text as tokens in memory (2 bytes each if they fit, else 4), split into samples like TokensDataset.
-/// Errors: InputError for fewer than sequence_length + 1 tokens.
+/// Text as tokens, split into samples like TokensDataset: in memory (2 bytes each if they fit, else 4), or mapped from
+/// a cache. Errors: InputError for fewer than sequence_length + 1 tokens.
 class TextDataset : public Dataset {
  public:
   /// `source` names the text in messages.
   TextDataset(std::string_view text, const Tokenizer& tokenizer, int64_t sequence_length, std::string source);
+
+  /// Text that was tokenized before. `in_use` keeps its shards.
+  TextDataset(const CachedText::Split& cached, std::shared_ptr<const Descriptor> in_use, int64_t sequence_length,
+              std::string source);
 
   int64_t size() const override { return size_; }
   Batch get(std::span<const int64_t> indices) const override;
@@ -38,11 +46,13 @@ class TextDataset : public Dataset {
 
   std::string source_;
   int64_t sequence_length_;
-  int64_t num_bytes_;
   int64_t size_ = 0;
-  std::array<int64_t, 256> byte_counts_{};
+  TextBytes bytes_;
+  // In memory one of these has the tokens, else the files.
   std::vector<uint16_t> narrow_;
   std::vector<int32_t> wide_;
+  std::optional<TokensDataset> mapped_;
+  std::shared_ptr<const Descriptor> in_use_;
 };
 
 /// Concatenates text files, with gzip unpacked and without UTF-8's byte order mark. Errors: InputError naming a file

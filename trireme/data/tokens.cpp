@@ -53,6 +53,11 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
                         files.size() == 1 ? files[0].string() : concat("the data in ", files.size(), " files"));
 }
 
+uint64_t TokensDataset::tokenizer_hash() const {
+  const auto known = std::ranges::find_if(files_, [](const auto& file) { return file->file().tokenizer_hash != 0; });
+  return known == files_.end() ? 0 : (*known)->file().tokenizer_hash;
+}
+
 std::optional<int64_t> TokensDataset::num_documents() const {
   const bool known =
       std::ranges::none_of(files_, [](const auto& file) { return file->file().kind == TokenFile::Kind::raw; });

@@ -25,7 +25,7 @@ using config::RunConfig;
 using estimate::Run;
 
 constexpr int64_t kTokenBytes = 8;
-constexpr int64_t kStoredTokenBytes = 2;
+constexpr int64_t kStoredTokenBytes = 4;
 constexpr int64_t kFloatBytes = 4;
 
 estimate::Model trained_model_of(const RunConfig& run, int64_t samples, int64_t vocab_size, bool layer_list) {
@@ -213,8 +213,8 @@ int64_t size_of(const std::vector<std::filesystem::path>& files) {
   return bytes;
 }
 
-// Texts are in memory as 16-bit tokens (those with labels as 32-bit ones), which a byte-level BPE makes of about four
-// bytes. Files of tokens are mapped: their pages belong to the system.
+// Texts with labels are in memory as 32-bit tokens, which a byte-level BPE makes of about four bytes. Files of tokens,
+// and the tokens of other texts, are mapped: their pages belong to the system.
 int64_t data_bytes(const RunConfig& run, const Run& e) {
   if (run.data.kind == data::DataOptions::Kind::of_program) {
     return 0; // unknown
@@ -228,13 +228,11 @@ int64_t data_bytes(const RunConfig& run, const Run& e) {
            batches * e.micro_batch * kFloatBytes * (alexnet ? run.model.alexnet.channels : cnn.channels) * side * side;
   }
   const int64_t batch = batches * e.micro_batch * 2 * kTokenBytes * run.data.sequence_length;
-  if (run.data.kind == data::DataOptions::Kind::tokens) {
+  if (run.data.kind != data::DataOptions::Kind::labelled_text) {
     return batch;
   }
   const int64_t text = size_of(run.data.train) + size_of(run.data.validation);
-  const int64_t stored =
-      run.data.kind == data::DataOptions::Kind::labelled_text ? 2 * kStoredTokenBytes : kStoredTokenBytes;
-  return batch + stored * (run.data.tokenizer == "bytes" ? text : text / 4);
+  return batch + kStoredTokenBytes * (run.data.tokenizer == "bytes" ? text : text / 4);
 }
 
 // The check that ranks make in their first steps.
@@ -269,7 +267,9 @@ bool can_describe(const RunConfig& run) {
 }
 
 std::string note_on_absent_data(const RunConfig& run) {
-  if (run.data.kind == data::DataOptions::Kind::tokens) { // mapped files do not count
+  using Kind = data::DataOptions::Kind;
+  if (run.data.kind == Kind::tokens || run.data.kind == Kind::text || run.data.kind == Kind::mixture) {
+    // Mapped files do not count.
     return "";
   }
   std::vector<std::string> missing;

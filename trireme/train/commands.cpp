@@ -11,6 +11,11 @@
 
 namespace trireme::train {
 
+std::filesystem::path token_cache_of(const std::filesystem::path& out) {
+  const std::filesystem::path folder = std::filesystem::absolute(out).lexically_normal();
+  return (folder.has_filename() ? folder : folder.parent_path()).parent_path() / ".tokens";
+}
+
 int with_output_written(int status) {
   std::cout.flush();
   if (std::cout && std::fflush(stdout) == 0) {

@@ -37,6 +37,9 @@ struct TrainCommand {
   int64_t failed_status = 1;  ///< exit status of a failure that is not the input's
 };
 
+/// Where the tokens of texts are kept for all runs beside the run folder `out`: ".tokens".
+std::filesystem::path token_cache_of(const std::filesystem::path& out);
+
 struct EstimateCommand {
   std::filesystem::path run_file;
   int64_t ranks = 0; ///< as TrainCommand's

@@ -95,7 +95,7 @@ class Evaluator {
         data_ranks_(data_ranks),
         signs_(command.out) {
     micro_batch_ = run_.engine.batch_for(data_ranks).micro;
-    datasets_ = registry_.open_data({run_, world_, 0, data_ranks, micro_batch_});
+    datasets_ = registry_.open_data({run_, world_, 0, data_ranks, micro_batch_, token_cache_of(command.out)});
     if (!datasets_.validation) {
       throw InputError("train", "this process is the evaluator, but the run has no validation data",
                        "Set data.validation, or start no evaluator.");

@@ -158,10 +158,13 @@ Task Registry::make_task(const ModelContext& context) const {
 data::Datasets Registry::open_data(const DataContext& context) const {
   data::Datasets datasets;
   comm::World& world = context.world;
+  if (data::has_texts(context.run.data) && !context.token_cache.empty()) {
+    engine::call_on_each_host(world, [&] { data::prepare_tokens(context.run.data, context.token_cache); });
+  }
   engine::check_together(world.group(), [&] {
     const config::RunConfig& run = context.run;
     if (run.data.kind != data::DataOptions::Kind::of_program) { // the ranks of a host divide the check of its tokens
-      datasets = data::make_datasets(run.data, {world.local_rank(), world.local_size()});
+      datasets = data::make_datasets(run.data, {world.local_rank(), world.local_size()}, context.token_cache);
       return;
     }
     datasets = (*std::static_pointer_cast<const MakeData>(run.own_data.made))(context);

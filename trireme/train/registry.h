@@ -147,6 +147,8 @@ struct DataContext {
   int64_t rank = 0;
   int64_t replicas = 1;
   int64_t micro_batch = 1;
+  /// Where the tokens of texts are kept for the other ranks and the next start; empty: every rank makes its own.
+  std::filesystem::path token_cache = {};
 };
 
 /// The types of models and data that a program trains: those of `trireme`, and its own.

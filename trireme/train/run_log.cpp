@@ -222,12 +222,21 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
                          {"trireme", TRIREME_VERSION},
                          {"threads a rank", std::to_string(at::get_num_threads())},
                          {"data", describe_data(datasets_)}};
+  if (const std::string read = describe_mixture(); !read.empty()) {
+    summary.environment.emplace_back("samples read", read);
+  }
   if (!sample.empty()) {
     const std::string& prompt = run_.training.sample->prompt;
     const size_t shared = sample.compare(0, prompt.size(), prompt) == 0 ? prompt.size() : 0;
     summary.samples.push_back({prompt, sample.substr(shared)});
   }
   monitor::write_report(folder_ / "report.html", summary, steps);
+}
+
+// Of each set, from the first step on.
+std::string RunLog::describe_mixture() const {
+  return datasets_.mixture ? datasets_.mixture->describe_first(engine_.global_steps() * engine_.train_batch_size())
+                           : "";
 }
 
 void RunLog::running(int64_t step) {
@@ -254,6 +263,9 @@ void RunLog::finish(const std::string& sample) {
     tensorboard_.flush();
     write_report("finished", sample);
   });
+  if (const std::string read = describe_mixture(); !read.empty()) {
+    log::info("samples read: ", read);
+  }
   if (last_.val_loss) {
     log::info(
         "validation loss ", monitor::decimals(*last_.val_loss, 3), task_.loss_unit.empty() ? "" : " ", task_.loss_unit,

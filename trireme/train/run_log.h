@@ -45,6 +45,7 @@ class RunLog {
   /// Returns whether everything was written.
   bool write(const std::function<void()>& action);
   void check_token();
+  std::string describe_mixture() const;
   void write_report(const std::string& status, const std::string& sample);
 
   const RunToken& token_;

@@ -69,7 +69,7 @@ class TrainRun {
     options.config.seed = run_.data.seed;
     options.training_data = datasets_.train;
     options.training_loader = datasets_.loader;
-    options.shuffle = run_.data.shuffle;
+    options.shuffle = run_.data.shuffle && datasets_.mixture == nullptr; // a mixture shuffles its sets
     options.prefetch = run_.data.prefetch;
     options.stored_config = run_.resolved;
     options.mesh = mesh_;
@@ -176,6 +176,7 @@ data::Datasets TrainRun::open_data() {
   context.rank = group.rank() + (worker_ ? worker_->worker : 0);
   context.replicas = group.size() * (worker_ ? worker_->workers : 1);
   context.micro_batch = run_.engine.batch_for(context.replicas).micro;
+  context.token_cache = token_cache_of(command_.out);
   return registry_.open_data(context);
 }
 
