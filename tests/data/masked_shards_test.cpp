@@ -1,6 +1,7 @@
 // Shards that say which tokens count: written, read as targets of -100, and counted for the weights of micro-batches.
 #include <trireme/base/file.h>
 #include <trireme/data/loader.h>
+#include <trireme/data/mixture.h>
 #include <trireme/data/target_counts.h>
 #include <trireme/data/token_files/shard_format.h>
 #include <trireme/data/token_files/shard_index.h>
@@ -144,6 +145,25 @@ TEST_F(MaskedShardsTest, ABatchWithoutATargetGetsOneOfNoWeight) {
   EXPECT_EQ(batch.target()[0][0].item<int64_t>(), 0);
   EXPECT_EQ(before[0][0].item<int64_t>(), kIgnoredTarget) << "a dataset may keep it";
   EXPECT_EQ(count_targets(batch), 1);
+}
+
+TEST_F(MaskedShardsTest, AMixtureCountsTheTargetsOfItsSets) {
+  const auto masked = std::make_shared<TokensDataset>(std::vector<fs::path>{make_shards("masked", 70)}, 10);
+  const auto whole = std::make_shared<TokensDataset>(std::vector<fs::path>{make_shards("whole", 70, kTokens + 29)}, 10);
+  ASSERT_TRUE(masked->masks_targets());
+  ASSERT_FALSE(whole->masks_targets());
+  const Mixture mixture({{masked, 2, "masked"}, {whole, 1, "whole"}}, {});
+  const Concatenation both({masked, whole});
+  std::vector<int64_t> indices(static_cast<size_t>(both.size()));
+  std::iota(indices.begin(), indices.end(), 0);
+  for (const Dataset* const dataset : {static_cast<const Dataset*>(&mixture), static_cast<const Dataset*>(&both)}) {
+    EXPECT_TRUE(dataset->masks_targets());
+    Batch batch = dataset->get(indices);
+    const int64_t ignored = (batch.targets[0] == kIgnoredTarget).sum().item<int64_t>();
+    EXPECT_GT(ignored, 0);
+    EXPECT_EQ(dataset->counted_targets(indices), batch.targets[0].numel() - ignored);
+  }
+  EXPECT_FALSE(Concatenation({whole, whole}).masks_targets());
 }
 
 } // namespace

@@ -39,16 +39,39 @@ Batch read(const Dataset& set, std::span<const int64_t> samples, Part part) {
   return part == Part::all ? set.get(samples) : set.get_part(samples, part);
 }
 
+std::vector<int64_t> samples_of(size_t set, const Rows& rows) {
+  std::vector<int64_t> samples;
+  for (const auto& [of, sample] : rows) {
+    if (of == set) {
+      samples.push_back(sample);
+    }
+  }
+  return samples;
+}
+
+bool any_masks_targets(const std::vector<std::shared_ptr<const Dataset>>& sets) {
+  return std::ranges::any_of(sets, [](const auto& set) { return set->masks_targets(); });
+}
+
+int64_t count_targets_of(const std::vector<std::shared_ptr<const Dataset>>& sets, const Rows& rows) {
+  int64_t counted = 0;
+  for (size_t set = 0; set < sets.size(); ++set) {
+    const std::vector<int64_t> samples = samples_of(set, rows);
+    if (samples.empty()) {
+      continue;
+    }
+    counted += sets[set]->masks_targets()
+                   ? sets[set]->counted_targets(samples)
+                   : std::ssize(samples) * sets[set]->get(std::span(samples).first(1)).targets.at(0).numel();
+  }
+  return counted;
+}
+
 // One call for each data set.
 Batch gather(const std::vector<std::shared_ptr<const Dataset>>& sets, const Rows& rows, Part part) {
   Batch batch{{}, {}, std::ssize(rows)};
   for (size_t set = 0; set < sets.size(); ++set) {
-    std::vector<int64_t> samples;
-    for (const auto& [of, sample] : rows) {
-      if (of == set) {
-        samples.push_back(sample);
-      }
-    }
+    const std::vector<int64_t> samples = samples_of(set, rows);
     if (samples.size() == rows.size()) {
       return read(*sets[set], samples, part);
     }
@@ -148,6 +171,16 @@ Batch Mixture::get_part(std::span<const int64_t> indices, Part part) const {
   return gather(data_of(sets_), rows, part);
 }
 
+bool Mixture::masks_targets() const {
+  return any_masks_targets(data_of(sets_));
+}
+
+int64_t Mixture::counted_targets(std::span<const int64_t> indices) const {
+  Rows rows;
+  std::ranges::transform(indices, std::back_inserter(rows), [this](int64_t index) { return sample_at(index); });
+  return count_targets_of(data_of(sets_), rows);
+}
+
 uint64_t Mixture::fingerprint() const {
   uint64_t hash = fnv1a_step(kFnv1aStart, order_.shuffle ? static_cast<uint64_t>(order_.seed) * 2 + 1 : 0);
   for (const Set& set : sets_) {
@@ -184,14 +217,26 @@ Concatenation::Concatenation(std::vector<std::shared_ptr<const Dataset>> sets) :
   }
 }
 
-Batch Concatenation::get_part(std::span<const int64_t> indices, Part part) const {
+Rows Concatenation::rows_of(std::span<const int64_t> indices) const {
   check_indices(indices, size());
   Rows rows;
   for (const int64_t index : indices) {
     const auto set = static_cast<size_t>(std::ranges::upper_bound(ends_, index) - ends_.begin());
     rows.emplace_back(set, index - (set == 0 ? 0 : ends_[set - 1]));
   }
-  return gather(sets_, rows, part);
+  return rows;
+}
+
+Batch Concatenation::get_part(std::span<const int64_t> indices, Part part) const {
+  return gather(sets_, rows_of(indices), part);
+}
+
+bool Concatenation::masks_targets() const {
+  return any_masks_targets(sets_);
+}
+
+int64_t Concatenation::counted_targets(std::span<const int64_t> indices) const {
+  return count_targets_of(sets_, rows_of(indices));
 }
 
 std::string Concatenation::describe() const {

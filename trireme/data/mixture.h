@@ -36,6 +36,9 @@ class Mixture : public Dataset {
   int64_t size() const override { return int64_t{1} << 48; }
   Batch get(std::span<const int64_t> indices) const override { return get_part(indices, Part::all); }
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
+  /// True if those of a set do: all targets of the other sets count.
+  bool masks_targets() const override;
+  int64_t counted_targets(std::span<const int64_t> indices) const override;
   uint64_t fingerprint() const override;
   std::string describe() const override;
 
@@ -65,9 +68,14 @@ class Concatenation : public Dataset {
   int64_t size() const override { return ends_.back(); }
   Batch get(std::span<const int64_t> indices) const override { return get_part(indices, Part::all); }
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
+  /// As Mixture's.
+  bool masks_targets() const override;
+  int64_t counted_targets(std::span<const int64_t> indices) const override;
   std::string describe() const override;
 
  private:
+  std::vector<std::pair<size_t, int64_t>> rows_of(std::span<const int64_t> indices) const;
+
   std::vector<std::shared_ptr<const Dataset>> sets_;
   std::vector<int64_t> ends_; // the number of samples up to the end of each
 };
