@@ -57,24 +57,6 @@ Bytes run_gated_silu(const FusedKernelSet& set, const Shape& s) {
   return all;
 }
 
-/// As many outputs as columns, and some; in two ranges.
-Bytes run_few_rows(const FusedKernelSet& set, const Shape& s) {
-  const int64_t outputs = s.columns + 3;
-  const std::vector<float> x = random_values(s.rows * s.columns, 1), bias = random_values(outputs, 2);
-  Array weight(s.element, random_values(outputs * s.columns, 3)), y(s.element, s.rows * outputs);
-  const FewRowsArgs args{.x = x.data(),
-                         .weight = weight.data(),
-                         .bias = bias.data(),
-                         .y = y.data(),
-                         .rows = s.rows,
-                         .columns = s.columns,
-                         .outputs = outputs,
-                         .element = s.element};
-  set.few_rows(args, 0, outputs / 2);
-  set.few_rows(args, outputs / 2, outputs);
-  return y.bytes();
-}
-
 /// Two samples, three heads; columns is half the size of a head.
 Bytes run_rotary(const FusedKernelSet& set, const Shape& s) {
   constexpr int64_t kBatch = 2, kHeads = 3;
@@ -150,7 +132,6 @@ TEST_P(LlamaKernelsTest, EveryInstructionSetGivesTheSameBits) {
     expect_same_bits([&](const FusedKernelSet& set) { return run_rms_norm(set, shape); });
     expect_same_bits([&](const FusedKernelSet& set) { return run_gated_silu(set, shape); });
     expect_same_bits([&](const FusedKernelSet& set) { return run_rotary(set, shape); });
-    expect_same_bits([&](const FusedKernelSet& set) { return run_few_rows(set, shape); });
   }
 }
 

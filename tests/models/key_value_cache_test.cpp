@@ -3,6 +3,7 @@
 #include <trireme/models/key_value_cache.h>
 #include <trireme/models/language_model.h>
 
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <torch/utils.h>
 
@@ -82,11 +83,17 @@ void expect_logits(const LanguageModel& model, const at::Tensor& logits, const T
   }
 }
 
-class KeyValueCacheTest : public testing::TestWithParam<at::ScalarType> {};
+struct CacheCase {
+  at::ScalarType type;
+  bool inference; ///< c10::InferenceMode, where kernels of ours read the cache
+};
+
+class KeyValueCacheTest : public testing::TestWithParam<CacheCase> {};
 
 TEST_P(KeyValueCacheTest, GivesTheLogitsOfTheWholeText) {
   const torch::NoGradGuard no_grad;
-  const double bound = GetParam() == at::kFloat ? 1e-5 : 3e-2; // bf16: each layer rounds
+  const auto [type, in_inference] = GetParam();
+  const double bound = type == at::kFloat ? 1e-5 : 3e-2; // bf16: each layer rounds
   for (const auto& [name, options] : all_options()) {
     SCOPED_TRACE(name);
     torch::manual_seed(3);
@@ -95,7 +102,8 @@ TEST_P(KeyValueCacheTest, GivesTheLogitsOfTheWholeText) {
     for (at::Tensor& parameter : model.module()->parameters()) { // initial values are small, and biases are 0
       parameter.add_(torch::randn_like(parameter), 0.05);
     }
-    model.module()->to(GetParam());
+    model.module()->to(type);
+    const c10::InferenceMode inference(in_inference);
     Texts texts = {{3, 1, 4}, {7}, {1, 5, 9, 2, 6, 5, 3, 5, 8}, {2, 7}};
     KeyValueCache cache(4, 16);
     cache.begin(lengths_of(texts));
@@ -118,7 +126,9 @@ TEST_P(KeyValueCacheTest, GivesTheLogitsOfTheWholeText) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, KeyValueCacheTest, testing::Values(at::kFloat, at::kBFloat16));
+INSTANTIATE_TEST_SUITE_P(Types, KeyValueCacheTest,
+                         testing::Values(CacheCase{at::kFloat, false}, CacheCase{at::kFloat, true},
+                                         CacheCase{at::kBFloat16, true}));
 
 TEST(KeyValueCacheErrors, LengthsThatDoNotFitAreRefused) {
   KeyValueCache cache(2, 4);

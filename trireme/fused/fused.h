@@ -6,7 +6,9 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <utility>
+#include <vector>
 
 /// Operations of a transformer as single passes over memory, forward and backward, for CPUs with AVX2 or AVX-512.
 ///
@@ -92,10 +94,31 @@ std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, 
 
 /// at::linear(x, weight, bias) of x [..., C], weight [V, C] and bias [V] or undefined.
 ///
-/// Up to 8 rows in c10::InferenceMode, as of the tokens that texts grow by, are one pass over the weight. In fp32 on
-/// CPUs of other vendors than Intel, MKL computes 32 to 1,024 rows of 8,192 outputs or more, as logits of a vocabulary,
-/// faster in blocks of outputs; scratch memory there: 1,024 floats a row. Kept for backward: x and weight.
+/// Up to 8 rows in c10::InferenceMode, as of the tokens that texts grow by, are one pass over the weight. Weights may
+/// be int8 (int8.h): up to 64 rows in c10::InferenceMode read them as they are, others a copy in the type of x. In fp32
+/// on CPUs of other vendors than Intel, MKL computes 32 to 1,024 rows of 8,192 outputs or more, as logits of a
+/// vocabulary, faster in blocks of outputs; scratch memory there: 1,024 floats a row. Kept for backward: x and weight.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
+/// linear() of several layers of one x, as of queries, keys and values. `biases`: none, or one per weight, which may be
+/// undefined. Few rows are multiplied by all weights in one parallel region.
+std::vector<at::Tensor> linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases);
+
+/// Keys and values of texts that grow: [B, K, capacity, D], of which row b has lengths[b] with the token being read.
+struct KeptKeys {
+  at::Tensor k, v;
+  std::span<const int64_t> lengths;
+};
+/// Reads one more token of each text: turns q [B, A, 1, D] and k [B, K, 1, D] by cos and sin [positions, D/2] of the
+/// position lengths[b] - 1 (undefined: not), writes k and v to that place, and returns softmax(Q K^T / sqrt(D)) V over
+/// the last `window` places (0: all), [B, A, 1, D]. K divides A. No gradient.
+///
+/// Cost: one read of the kept keys and values for up to 4 heads of queries. A text of more than 256 tokens is divided
+/// among the threads. Arithmetic is fp32. Errors: InputError for sizes that do not fit.
+at::Tensor attend_to_kept(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeptKeys& kept,
+                          const at::Tensor& cos, const at::Tensor& sin, int64_t window);
+/// True if attend_to_kept() supports tensors of the type and device of these; it has no ATen fallback.
+bool has_kept_attention(const at::Tensor& q, const at::Tensor& kept_k);
 
 /// Whether backward may overwrite the logits.
 enum class Logits {

@@ -2,6 +2,7 @@
 #include <trireme/fused/rows.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/autograd.h>
 
 namespace trireme::fused {
@@ -15,22 +16,26 @@ void parallel_elements(const at::Tensor& x, const F& f) {
   at::parallel_for(0, x.numel(), 16384, f);
 }
 
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
+  if (!usable({gate, up})) {
+    return at::silu(gate).mul_(up);
+  }
+  const at::Tensor y = at::empty_like(gate);
+  kernels::GatedSiluArgs args;
+  args.gate = gate.const_data_ptr();
+  args.up = up.const_data_ptr();
+  args.y = y.mutable_data_ptr();
+  args.element = element_of(gate);
+  parallel_elements(gate,
+                    [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().gated_silu(args, begin, end); });
+  return y;
+}
+
 struct GatedSilu : torch::autograd::Function<GatedSilu> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& any_gate, const at::Tensor& any_up) {
     const at::Tensor gate = any_gate.contiguous(), up = any_up.contiguous();
     context->save_for_backward({gate, up});
-    if (!usable({gate, up})) {
-      return at::silu(gate).mul_(up);
-    }
-    const at::Tensor y = at::empty_like(gate);
-    kernels::GatedSiluArgs args;
-    args.gate = gate.const_data_ptr();
-    args.up = up.const_data_ptr();
-    args.y = y.mutable_data_ptr();
-    args.element = element_of(gate);
-    parallel_elements(
-        gate, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().gated_silu(args, begin, end); });
-    return y;
+    return gated(gate, up);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -63,6 +68,9 @@ at::Tensor gated_silu(const at::Tensor& gate, const at::Tensor& up) {
     throw InputError("fused",
                      concat("gated_silu: gate and up must be alike, got ", c10::toString(gate.scalar_type()), ' ',
                             gate.sizes(), " and ", c10::toString(up.scalar_type()), ' ', up.sizes(), '.'));
+  }
+  if (c10::InferenceMode::is_enabled()) { // nothing is kept: saves the node
+    return gated(gate.contiguous(), up.contiguous());
   }
   return GatedSilu::apply(gate, up);
 }

@@ -1,9 +1,10 @@
+#include <trireme/fused/few_rows.h>
 #include <trireme/fused/fused.h>
+#include <trireme/fused/int8.h>
 #include <trireme/fused/rows.h>
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/autograd.h>
 
 #ifdef __x86_64__
@@ -19,37 +20,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Up to these rows a library's product takes longer: in fp32 1.9x for one row, 1.2x for eight; in bf16 3x and 1.1x (AMD
-// EPYC with AVX2).
-constexpr int64_t kFewRows = 8;
-
-// Not where gradients are only off, as in a forward that is recomputed: that one must give the same bits.
-bool is_few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return c10::InferenceMode::is_enabled() && x.dim() > 0 && weight.dim() == 2 && columns_of(x) == columns_of(weight) &&
-         rows_of(x) > 0 && rows_of(x) <= kFewRows && usable({x, weight, bias}) && weight.is_contiguous() &&
-         x.scalar_type() == weight.scalar_type() && !at::autocast::is_autocast_enabled(at::kCPU);
-}
-
-at::Tensor few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  at::DimVector sizes(x.sizes());
-  sizes.back() = weight.size(0);
-  const at::Tensor y = at::empty(sizes, x.options());
-  const at::Tensor rows = x.to(at::kFloat).contiguous();
-  const at::Tensor shift = as_floats(bias);
-  kernels::FewRowsArgs args;
-  args.x = rows.const_data_ptr<float>();
-  args.weight = weight.const_data_ptr();
-  args.bias = floats_or_null(shift);
-  args.y = y.mutable_data_ptr();
-  args.rows = rows_of(x);
-  args.columns = columns_of(x);
-  args.outputs = weight.size(0);
-  args.element = element_of(weight);
-  parallel_rows(args.outputs, args.columns,
-                [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().few_rows(args, begin, end); });
-  return y;
-}
 
 // Outside these, the whole product is as fast (1.1 to 1.9x slower inside, on an AMD EPYC with AVX2).
 constexpr int64_t kFewestOutputs = 8192;
@@ -115,12 +85,32 @@ bool is_wide(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (is_few_rows(x, weight, bias)) {
-    return few_rows(x, weight, bias);
+    return few_rows(x, {weight}, {bias})[0];
+  }
+  if (is_int8(weight)) {
+    return at::linear(x, unpack_int8(weight, x.scalar_type()), if_defined(bias));
   }
   if (!bias.defined() && is_wide(x, weight)) {
     return WideLinear::apply(x, weight);
   }
   return at::linear(x, weight, if_defined(bias));
+}
+
+std::vector<at::Tensor> linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
+  const auto bias_of = [&](size_t i) { return biases.empty() ? at::Tensor() : biases[i]; };
+  bool all_few = true;
+  std::vector<at::Tensor> shifts, y;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    shifts.push_back(bias_of(i));
+    all_few = all_few && is_few_rows(x, weights[i], shifts.back());
+  }
+  if (all_few) {
+    return few_rows(x, weights, shifts);
+  }
+  for (size_t i = 0; i < weights.size(); ++i) {
+    y.push_back(linear(x, weights[i], shifts[i]));
+  }
+  return y;
 }
 
 } // namespace trireme::fused

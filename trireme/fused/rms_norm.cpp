@@ -2,6 +2,7 @@
 #include <trireme/fused/rows.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/autograd.h>
 
 namespace trireme::fused {
@@ -10,34 +11,42 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+struct Normalised {
+  at::Tensor h; // x + residual, or x without one
+  at::Tensor y, rstd;
+};
+
+Normalised normalise(const at::Tensor& any_x, const at::Tensor& any_residual, const at::Tensor& weight, double eps) {
+  const at::Tensor x = any_x.contiguous();
+  const bool adds = any_residual.defined();
+  const at::Tensor residual = adds ? any_residual.contiguous() : at::Tensor();
+  const int64_t rows = rows_of(x);
+  const Normalised result{adds ? at::empty_like(x) : x, at::empty_like(x), at::empty({rows}, at::kFloat)};
+  const at::Tensor weight_floats = as_floats(weight);
+  kernels::RmsNormArgs args;
+  args.x = x.const_data_ptr();
+  args.residual = adds ? residual.const_data_ptr() : nullptr;
+  args.h = adds ? result.h.mutable_data_ptr() : nullptr;
+  args.y = result.y.mutable_data_ptr();
+  args.weight = weight_floats.const_data_ptr<float>();
+  args.rstd = result.rstd.mutable_data_ptr<float>();
+  args.eps = static_cast<float>(eps);
+  args.columns = columns_of(x);
+  args.element = element_of(x);
+  parallel_rows(rows, args.columns,
+                [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().rms_norm(args, begin, end); });
+  return result;
+}
+
 // Without a residual only y is returned, and h is x.
 struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& any_x,
-                               const std::optional<at::Tensor>& any_residual, const at::Tensor& weight, double eps) {
-    const at::Tensor x = any_x.contiguous();
-    const bool adds = any_residual.has_value();
-    const at::Tensor residual = adds ? any_residual->contiguous() : at::Tensor();
-    const at::Tensor h = adds ? at::empty_like(x) : x;
-    const at::Tensor y = at::empty_like(x);
-    const int64_t rows = rows_of(x);
-    const at::Tensor rstd = at::empty({rows}, at::kFloat);
-    const at::Tensor weight_floats = as_floats(weight);
-    kernels::RmsNormArgs args;
-    args.x = x.const_data_ptr();
-    args.residual = adds ? residual.const_data_ptr() : nullptr;
-    args.h = adds ? h.mutable_data_ptr() : nullptr;
-    args.y = y.mutable_data_ptr();
-    args.weight = weight_floats.const_data_ptr<float>();
-    args.rstd = rstd.mutable_data_ptr<float>();
-    args.eps = static_cast<float>(eps);
-    args.columns = columns_of(x);
-    args.element = element_of(x);
-    parallel_rows(rows, args.columns,
-                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().rms_norm(args, begin, end); });
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& residual,
+                               const at::Tensor& weight, double eps) {
+    const auto [h, y, rstd] = normalise(x, residual.value_or(at::Tensor()), weight, eps);
     context->save_for_backward({h, weight, rstd});
-    context->saved_data["adds"] = adds;
+    context->saved_data["adds"] = residual.has_value();
     context->set_materialize_grads(false);
-    return adds ? variable_list{h, y} : variable_list{y};
+    return residual.has_value() ? variable_list{h, y} : variable_list{y};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -81,6 +90,9 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   if (!usable({x, weight})) {
     return aten_rms_norm(x, weight, eps);
   }
+  if (c10::InferenceMode::is_enabled()) { // nothing is kept: saves the node
+    return normalise(x, {}, weight, eps).y;
+  }
   return AddRmsNorm::apply(x, std::optional<at::Tensor>(), weight, eps)[0];
 }
 
@@ -93,6 +105,10 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Te
     return {h, aten_rms_norm(h, weight, eps)};
   }
   const at::ScalarType type = at::result_type(x, residual);
+  if (c10::InferenceMode::is_enabled()) {
+    const auto [h, y, rstd] = normalise(x.to(type), residual.to(type), weight, eps);
+    return {h, y};
+  }
   const auto both = AddRmsNorm::apply(x.to(type), if_defined(residual.to(type)), weight, eps);
   return {both[0], both[1]};
 }

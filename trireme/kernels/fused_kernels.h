@@ -177,8 +177,15 @@ struct AttentionArgs {
   Element result = Element::f32;  ///< of out, dq, dk and dv; f32 or `element`
 };
 
-/// y = x weight^T + bias for a few rows, as of the tokens that a text grows by: reads the weight once, whatever the
-/// number of rows. Ranges are outputs.
+/// Columns that share a scale in a row of int8 weights.
+inline constexpr int64_t kInt8Group = 64;
+
+/// y = x weight^T + bias for a few rows, as of the tokens that a text grows by: reads the weight once,
+/// whatever the number of rows. Ranges are outputs.
+///
+/// A row of int8 weights has a float scale for each group of kInt8Group columns, then a byte for each column: weight =
+/// scale * byte. Rows follow each other without padding. The products of a group are added before the scale multiplies
+/// them.
 struct FewRowsArgs {
   const float* x = nullptr;     ///< [rows, columns]
   const void* weight = nullptr; ///< [outputs, columns]
@@ -187,11 +194,38 @@ struct FewRowsArgs {
   int64_t rows = 0;
   int64_t columns = 0;
   int64_t outputs = 0;
-  Element element = Element::f32; ///< of weight and y
+  Element element = Element::f32; ///< of weight: f32, bf16 or i8
+  Element result = Element::f32;  ///< of y: f32 or bf16
 };
 
+/// Attention of one new token of each sample to the keys and values of its text, which are kept from before: out =
+/// softmax(q K^T * scale) V, where heads / kv_heads heads of queries use a head of keys and values.
+///
+/// A task is `block` keys of a head of a sample, sample-major, then heads of keys, then blocks; cached_attention()
+/// writes its part of the sums, and cached_attention_join(), over heads of samples, adds them up. So a long text has
+/// tasks for all threads, and the result depends on the block but not on the threads. Arithmetic is fp32. Cost: one
+/// read of the visible keys and values for up to 4 heads of queries. Source: Dao et al. 2023, "Flash-Decoding".
+struct CachedAttentionArgs {
+  const void *q = nullptr, *k = nullptr, *v = nullptr;
+  HeadStrides q_at, k_at, v_at;     ///< of q and out a row is not used
+  const int64_t* lengths = nullptr; ///< [samples]: keys that a sample has, at least 1
+  int64_t window = 0;               ///< a sample sees its last `window` keys; 0: all
+  void* out = nullptr;
+  HeadStrides out_at;
+  /// [samples, heads, blocks, head_size + 2]
+  float* partial = nullptr;
+  float scale = 1;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_size = 0;
+  int64_t block = 256; ///< at most kMostCachedKeys
+  int64_t blocks = 0;  ///< for the sample that sees the most keys
+  Element element = Element::f32;
+};
+inline constexpr int64_t kMostCachedKeys = 256;
+
 /// The kernels of one instruction set. Ranges are rows; elements for gated_silu; outputs for few_rows; tasks for
-/// attention.
+/// attention and cached_attention.
 struct FusedKernelSet {
   void (*gelu)(const GeluArgs& args, int64_t begin, int64_t end);
   void (*gelu_backward)(const GeluArgs& args, int64_t begin, int64_t end);
@@ -207,6 +241,8 @@ struct FusedKernelSet {
   void (*gated_silu_backward)(const GatedSiluArgs& args, int64_t begin, int64_t end);
   void (*rotary)(const RotaryArgs& args, int64_t begin, int64_t end);
   void (*few_rows)(const FewRowsArgs& args, int64_t begin, int64_t end);
+  void (*cached_attention)(const CachedAttentionArgs& args, int64_t begin, int64_t end);
+  void (*cached_attention_join)(const CachedAttentionArgs& args, int64_t begin, int64_t end);
   /// Number of floats in the workspace, the last argument of the two functions below, for these sizes. Each thread
   /// needs its own, best 64-byte aligned.
   int64_t (*attention_workspace)(const AttentionArgs& args, bool backward);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/kernels/attention_loops.h>
+#include <trireme/kernels/cached_attention.h>
 #include <trireme/kernels/few_rows.h>
 #include <trireme/kernels/fused_kernel_sets.h>
 #include <trireme/kernels/fused_rows.h>
@@ -24,6 +25,8 @@ constexpr FusedKernelSet kFusedLoops = {&gelu,
                                         &gated_silu_backward,
                                         &rotary,
                                         &few_rows,
+                                        &cached_attention,
+                                        &cached_attention_join,
                                         &attention_workspace,
                                         &attention,
                                         &attention_backward};

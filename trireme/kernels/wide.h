@@ -5,7 +5,8 @@
 #include <cstring>
 
 // Sixteen floats as one value, whatever the width of the registers. A loop that adds lane by lane thus gives bit-equal
-// sums in every instruction set. bf16 is widened on load and rounded on store.
+// sums in every instruction set. bf16 is widened on load and rounded on store,
+// int8 is converted on load.
 
 namespace trireme::kernels {
 namespace {
@@ -45,6 +46,9 @@ inline ScalarLanes magnitude(ScalarLanes x) {
 inline void load(ScalarLanes& x, const Bf16* p) {
   x.x = float_of(static_cast<uint32_t>(*p) << 16);
 }
+inline void load(ScalarLanes& x, const int8_t* p) {
+  x.x = static_cast<float>(*p);
+}
 inline Bf16 rounded(float x) {
   const uint32_t u = bits_of(x);
   return static_cast<Bf16>((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0 : (u + 0x7fff + ((u >> 16) & 1)) >> 16);
@@ -77,6 +81,10 @@ inline Lanes magnitude(Lanes x) {
 inline void load(Lanes& x, const Bf16* p) {
   const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   x.x = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16));
+}
+inline void load(Lanes& x, const int8_t* p) {
+  const __m512i wide = _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  x.x = _mm512_maskz_cvtepi32_ps(0xffff, wide);
 }
 inline void store(Lanes x, Bf16* p) {
   const __m512i u = _mm512_castps_si512(x.x);
@@ -113,6 +121,9 @@ inline void load(Lanes& x, const Bf16* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   x.x = _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
+inline void load(Lanes& x, const int8_t* p) {
+  x.x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(Lanes x, Bf16* p) {
   const __m256i u = _mm256_castps_si256(x.x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -139,7 +150,9 @@ struct Wide {
   static Wide load(const float* p) {
     return map([&](int i) { return Lanes::load(p + i * Lanes::kCount); });
   }
-  static Wide load(const Bf16* p) {
+  /// bf16 or int8.
+  template <class T>
+  static Wide load(const T* p) {
     return map([&](int i) {
       Lanes x;
       kernels::load(x, p + i * Lanes::kCount);

@@ -1,6 +1,7 @@
 #include <trireme/models/key_value_cache.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fused/fused.h>
 
 #include <ATen/ATen.h>
 
@@ -59,14 +60,8 @@ void KeyValueCache::store(int64_t layer, const at::Tensor& k, const at::Tensor& 
     kept.k = at::zeros({k.size(0), k.size(1), capacity_, k.size(3)}, v.options());
     kept.v = at::zeros_like(kept.k);
   }
-  if (reads_prompts_) {
-    kept.k.narrow(2, 0, k.size(2)).copy_(k);
-    kept.v.narrow(2, 0, v.size(2)).copy_(v);
-    return;
-  }
-  const at::Tensor place = positions(k.device()).view({-1, 1, 1, 1}).expand(k.sizes());
-  kept.k.scatter_(2, place, k.to(kept.k.scalar_type()));
-  kept.v.scatter_(2, place, v);
+  kept.k.narrow(2, 0, k.size(2)).copy_(k);
+  kept.v.narrow(2, 0, v.size(2)).copy_(v);
 }
 
 at::Tensor KeyValueCache::hidden(int64_t window, const at::Device& device) {
@@ -86,8 +81,27 @@ at::Tensor KeyValueCache::hidden(int64_t window, const at::Device& device) {
   return mask;
 }
 
-at::Tensor KeyValueCache::attend(int64_t layer, const at::Tensor& q, int64_t window) {
+at::Tensor KeyValueCache::attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const at::Tensor& cos, const at::Tensor& sin, int64_t window) {
   const Layer& kept = layers_.at(static_cast<size_t>(layer));
+  if (fused::has_kept_attention(q, kept.k)) {
+    return fused::attend_to_kept(q, k, v, {kept.k, kept.v, lengths_}, cos, sin, window).to(v.scalar_type());
+  }
+  at::Tensor turned_q = q, turned_k = k;
+  const at::Tensor place = positions(k.device());
+  if (cos.defined()) { // each row has a position of its own: rows take the place of tokens
+    const auto both =
+        fused::rotate(q.transpose(0, 2), k.transpose(0, 2), cos.index_select(0, place), sin.index_select(0, place));
+    turned_q = both.first.transpose(0, 2);
+    turned_k = both.second.transpose(0, 2);
+  }
+  const at::Tensor slots = place.view({-1, 1, 1, 1}).expand(k.sizes());
+  kept.k.scatter_(2, slots, turned_k.to(kept.k.scalar_type()));
+  kept.v.scatter_(2, slots, v);
+  return aten_attend(kept, turned_q.to(v.scalar_type()), window);
+}
+
+at::Tensor KeyValueCache::aten_attend(const Layer& kept, const at::Tensor& q, int64_t window) {
   const int64_t B = q.size(0), A = q.size(1), D = q.size(3), K = kept.k.size(1), S = reach();
   const auto read = [&](const at::Tensor& all) { return all.view({B * K, capacity_, D}).narrow(1, 0, S); };
   const at::Tensor queries = (q * (1 / std::sqrt(static_cast<double>(D)))).reshape({B * K, A / K, D});

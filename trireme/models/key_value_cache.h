@@ -32,14 +32,17 @@ class KeyValueCache {
 
   /// Whether the tokens being read are the prompts, at the positions 0 to T-1. Otherwise they are one token a row.
   bool reads_prompts() const { return reads_prompts_; }
-  /// The positions of the last token of each row, int64 [B], and the largest plus 1.
-  at::Tensor positions(const at::Device& device);
+  /// The length of the longest row.
   int64_t reach() const;
-  /// Keeps the keys and values [B, K, T, D] of the tokens being read.
+  /// Keeps the keys and values [B, K, T, D] of the prompts, already turned by their positions.
   void store(int64_t layer, const at::Tensor& k, const at::Tensor& v);
-  /// softmax(Q K^T / sqrt(D)) V of one token a row, q [B, A, 1, D], which sees itself and those before it, `window` of
-  /// them at most (0: all). Returns [B, A, 1, D]. Call store() first.
-  at::Tensor attend(int64_t layer, const at::Tensor& q, int64_t window = 0);
+  /// softmax(Q K^T / sqrt(D)) V of one token a row, q [B, A, 1, D], k and v [B, K, 1, D], which it keeps. The token
+  /// sees itself and those before it, `window` of them at most (0: all). cos and sin [positions, D/2], of at least
+  /// reach() positions, turn q and k (fused::rotate()); undefined: they stay. Returns [B, A, 1, D], of v's type.
+  at::Tensor attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& cos = {}, const at::Tensor& sin = {}, int64_t window = 0);
+  /// The positions of the last token of each row, int64 [B].
+  at::Tensor positions(const at::Device& device);
   /// x [B, T, H] of the last token of each row, [B, 1, H].
   at::Tensor last_of(const at::Tensor& x);
 
@@ -50,6 +53,8 @@ class KeyValueCache {
   struct Layer {
     at::Tensor k, v; // [B, K, capacity, D]
   };
+  /// The same where there is no kernel, with q and k turned and k and v kept.
+  at::Tensor aten_attend(const Layer& kept, const at::Tensor& q, int64_t window);
 
   int64_t capacity_;
   std::vector<int64_t> lengths_;

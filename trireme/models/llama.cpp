@@ -61,18 +61,15 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x_BTH) {
 
 at::Tensor LlamaAttentionImpl::extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer) {
   Heads heads = normalised(x_BTH);
-  if (cache.reads_prompts()) {
-    const auto [cos, sin] = positions_->of(heads.q.size(2), heads.q.device());
-    std::tie(heads.q, heads.k) = fused::rotate(heads.q, heads.k, cos, sin);
-    cache.store(layer, heads.k, heads.v);
-    return o_proj->forward(mix(heads));
+  if (!cache.reads_prompts()) {
+    const auto [cos, sin] = positions_->of(cache.reach(), heads.q.device());
+    const at::Tensor mixed = cache.attend(layer, heads.q, heads.k, heads.v, cos, sin, options().window);
+    return o_proj->forward(mixed.transpose(1, 2).flatten(2));
   }
-  // Each row has a position of its own: rows take the place of tokens.
-  const auto [cos, sin] = positions_->of(cache.positions(heads.q.device()), cache.reach());
-  const auto [q, k] = fused::rotate(heads.q.transpose(0, 2), heads.k.transpose(0, 2), cos, sin);
-  cache.store(layer, k.transpose(0, 2), heads.v);
-  const at::Tensor mixed = cache.attend(layer, q.transpose(0, 2).to(heads.v.scalar_type()), options().window);
-  return o_proj->forward(mixed.transpose(1, 2).flatten(2));
+  const auto [cos, sin] = positions_->of(heads.q.size(2), heads.q.device());
+  std::tie(heads.q, heads.k) = fused::rotate(heads.q, heads.k, cos, sin);
+  cache.store(layer, heads.k, heads.v);
+  return o_proj->forward(mix(heads));
 }
 
 LlamaBlockImpl::LlamaBlockImpl(const LlamaOptions& options, const ModelRanks& ranks, int64_t layer,
@@ -134,7 +131,7 @@ at::Tensor LlamaTrunkImpl::forward(const at::Tensor& tokens_BT) {
 }
 
 at::Tensor LlamaTrunkImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
-  at::Tensor x = embed_tokens->forward(tokens_BT);
+  at::Tensor x = embed_tokens->forward(tokens_BT).to(norm->weight.scalar_type()); // int8 embeddings are fp32
   int64_t index = 0;
   for (auto& layer : *layers) {
     x = layer->use([&] { return layer->extend(x, cache, index++); });

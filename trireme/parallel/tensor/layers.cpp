@@ -1,6 +1,7 @@
 #include <trireme/parallel/tensor/layers.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fused/int8.h>
 #include <trireme/parallel/tensor/linear.h>
 
 #include <ATen/ATen.h>
@@ -131,6 +132,9 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(int64_t vocabulary, int64
 }
 
 at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
+  if (fused::is_int8(weight)) {
+    return fused::embedding(weight, tokens_BT);
+  }
   if (ranks_.alone()) {
     return EmbeddingImpl::forward(tokens_BT);
   }

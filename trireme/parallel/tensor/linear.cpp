@@ -12,6 +12,7 @@
 #include <torch/autograd.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -72,6 +73,9 @@ at::Tensor sum_of_products(at::TensorList xs, at::TensorList weights, const comm
 
 // `biases`: none, or one per weight.
 variable_list linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
+  if (std::none_of(weights.begin(), weights.end(), is_marked)) {
+    return fused::linears(x, weights, biases);
+  }
   variable_list y;
   for (size_t i = 0; i < weights.size(); ++i) {
     y.push_back(whole_linear(x, weights[i], biases.empty() ? at::Tensor() : biases[i]));
