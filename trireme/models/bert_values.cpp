@@ -17,7 +17,7 @@ ModelValues bert_values(const BertOptions& options) {
       fill_normal(parameter, 0.02, seed, name);
     }
   };
-  return ModelValues(bert_family(), bert_layer_shapes(options), options.init_from, random);
+  return ModelValues(bert_family(), bert_layer_shapes(options), options.init_from, {}, random);
 }
 
 } // namespace trireme::models

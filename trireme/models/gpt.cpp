@@ -1,6 +1,8 @@
 #include <trireme/models/gpt.h>
 
+#include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
+#include <trireme/models/adapters.h>
 #include <trireme/models/dropout.h>
 #include <trireme/models/gpt_values.h>
 #include <trireme/models/projection.h>
@@ -98,12 +100,14 @@ at::Tensor GptMlpImpl::forward(const at::Tensor& x_BTH) {
   return drop(c_proj->forward(activate(x_BTH)), dropout, is_training(), ranks);
 }
 
-GptBlockImpl::GptBlockImpl(const GptOptions& options, const ModelRanks& ranks)
+GptBlockImpl::GptBlockImpl(const GptOptions& options, const ModelRanks& ranks, int64_t layer)
     : ln_1(register_module("ln_1", gpt_norm(options.hidden))),
       attn(register_module("attn", GptAttention(options, ranks))),
       ln_2(register_module("ln_2", gpt_norm(options.hidden))),
       mlp(register_module("mlp", GptMlp(options, ranks))),
-      dropout(options.dropout) {}
+      dropout(options.dropout) {
+  add_adapters(*this, concat("transformer.h.", layer), options.lora);
+}
 
 at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH) {
   const at::Tensor normal = normalise(ln_1, x_BTH);
@@ -139,6 +143,7 @@ at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
 GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const ModelValues& values) {
   embedding->dropout = options.dropout;
   embedding->ranks = ranks;
+  int64_t layer = 0;
   for (const LayerShape& part : layer_shapes(options)) {
     const auto fill = values.of(part.name);
     switch (part.kind) {
@@ -151,7 +156,7 @@ GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, c
             register_module("wpe", zero::Sharded<nn::Embedding>(fill, options.sequence_length, options.hidden));
         break;
       case LayerShape::Kind::block:
-        h->emplace_back(fill, options, ranks);
+        h->emplace_back(fill, options, ranks, layer++);
         break;
       case LayerShape::Kind::norm:
         register_module("h", h);

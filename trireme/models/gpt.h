@@ -71,7 +71,8 @@ TORCH_MODULE(GptMlp);
 /// Pre-norm transformer block. The passes after the projections add their biases (fused/fused.h).
 class GptBlockImpl : public torch::nn::Module {
  public:
-  explicit GptBlockImpl(const GptOptions& options, const ModelRanks& ranks = {});
+  /// `layer`: index from 0, which decides whether it has adapters.
+  explicit GptBlockImpl(const GptOptions& options, const ModelRanks& ranks = {}, int64_t layer = 0);
   at::Tensor forward(const at::Tensor& x_BTH);
   at::Tensor extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer);
 

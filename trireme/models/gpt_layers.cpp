@@ -8,12 +8,12 @@
 namespace trireme::models {
 
 pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks) {
-  const auto make = [&](LayerShape::Kind kind) -> pipeline::Layer {
+  const auto make = [&, block = int64_t{0}](LayerShape::Kind kind) mutable -> pipeline::Layer {
     switch (kind) {
       case LayerShape::Kind::positions:
         return pipeline::LayerSpec<GptPositions>(options, ranks);
       case LayerShape::Kind::block:
-        return pipeline::LayerSpec<GptBlock>(options, ranks);
+        return pipeline::LayerSpec<GptBlock>(options, ranks, block++);
       default:
         return pipeline::LayerSpec<torch::nn::LayerNorm>(torch::nn::LayerNormOptions({options.hidden}).eps(1e-5));
     }

@@ -13,4 +13,7 @@ void fill(const at::Tensor& parameter, double value);
 /// part of a model.
 void fill_normal(const at::Tensor& parameter, double std, int64_t seed, const std::string& name);
 
+/// Uniform in [-bound, bound), seeded in the same way.
+void fill_uniform(const at::Tensor& parameter, double bound, int64_t seed, const std::string& name);
+
 } // namespace trireme::models

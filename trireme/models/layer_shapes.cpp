@@ -8,11 +8,19 @@ namespace {
 using Kind = LayerShape::Kind;
 using Split = LayerShape::Parameter::Split;
 
-// Adds weight [out, in] and bias [out] of a linear layer.
-void add_linear(LayerShape& layer, const std::string& name, int64_t out, int64_t in, bool bias, Split split) {
+constexpr const char* kLoraA = ".lora_A.weight";
+constexpr const char* kLoraB = ".lora_B.weight";
+
+// Adds weight [out, in], bias [out] and adapter of a linear layer of a block.
+void add_linear(LayerShape& layer, const LoraOptions& lora, const std::string& name, int64_t out, int64_t in, bool bias,
+                Split split) {
   layer.parameters.push_back({name + ".weight", {out, in}, split});
   if (bias) {
     layer.parameters.push_back({name + ".bias", {out}, split == Split::rows ? split : Split::none});
+  }
+  if (lora.layers.contains(concat(layer.name, '.', name))) {
+    layer.parameters.push_back({name + kLoraA, {lora.rank, in}, split == Split::columns ? split : Split::none});
+    layer.parameters.push_back({name + kLoraB, {out, lora.rank}, split == Split::rows ? split : Split::none});
   }
 }
 
@@ -27,11 +35,11 @@ LayerShape gpt_block(const TransformerShape& shape, int64_t i) {
   const int64_t h = shape.hidden;
   LayerShape block{Kind::block, concat("transformer.h.", i), {}};
   add_norm(block, "ln_1", h, true);
-  add_linear(block, "attn.c_attn", 3 * h, h, true, Split::rows);
-  add_linear(block, "attn.c_proj", h, h, true, Split::columns);
+  add_linear(block, shape.lora, "attn.c_attn", 3 * h, h, true, Split::rows);
+  add_linear(block, shape.lora, "attn.c_proj", h, h, true, Split::columns);
   add_norm(block, "ln_2", h, true);
-  add_linear(block, "mlp.c_fc", 4 * h, h, true, Split::rows);
-  add_linear(block, "mlp.c_proj", h, 4 * h, true, Split::columns);
+  add_linear(block, shape.lora, "mlp.c_fc", 4 * h, h, true, Split::rows);
+  add_linear(block, shape.lora, "mlp.c_proj", h, 4 * h, true, Split::columns);
   return block;
 }
 
@@ -40,18 +48,18 @@ LayerShape llama_block(const TransformerShape& shape, int64_t i) {
   const int64_t queries = shape.query_width(), keys = shape.key_width();
   LayerShape block{Kind::block, concat("model.layers.", i), {}};
   add_norm(block, "input_layernorm", h, false);
-  add_linear(block, "self_attn.q_proj", queries, h, shape.attention_bias, Split::rows);
-  add_linear(block, "self_attn.k_proj", keys, h, shape.attention_bias, Split::rows);
-  add_linear(block, "self_attn.v_proj", keys, h, shape.attention_bias, Split::rows);
-  add_linear(block, "self_attn.o_proj", h, queries, shape.attention_output_bias, Split::columns);
+  add_linear(block, shape.lora, "self_attn.q_proj", queries, h, shape.attention_bias, Split::rows);
+  add_linear(block, shape.lora, "self_attn.k_proj", keys, h, shape.attention_bias, Split::rows);
+  add_linear(block, shape.lora, "self_attn.v_proj", keys, h, shape.attention_bias, Split::rows);
+  add_linear(block, shape.lora, "self_attn.o_proj", h, queries, shape.attention_output_bias, Split::columns);
   if (shape.qk_norm) {
     add_norm(block, "self_attn.q_norm", shape.width_of_head(), false);
     add_norm(block, "self_attn.k_norm", shape.width_of_head(), false);
   }
   add_norm(block, "post_attention_layernorm", h, false);
-  add_linear(block, "mlp.gate_proj", mlp, h, shape.mlp_bias, Split::rows);
-  add_linear(block, "mlp.up_proj", mlp, h, shape.mlp_bias, Split::rows);
-  add_linear(block, "mlp.down_proj", h, mlp, shape.mlp_bias, Split::columns);
+  add_linear(block, shape.lora, "mlp.gate_proj", mlp, h, shape.mlp_bias, Split::rows);
+  add_linear(block, shape.lora, "mlp.up_proj", mlp, h, shape.mlp_bias, Split::rows);
+  add_linear(block, shape.lora, "mlp.down_proj", h, mlp, shape.mlp_bias, Split::columns);
   return block;
 }
 
@@ -66,6 +74,7 @@ TransformerShape shape_of(const GptOptions& options) {
   shape.vocab_size = options.vocab_size;
   shape.tie_embeddings = options.tie_embeddings;
   shape.dropout = options.dropout;
+  shape.lora = options.lora;
   return shape;
 }
 
@@ -85,6 +94,7 @@ TransformerShape shape_of(const LlamaOptions& options) {
   shape.attention_output_bias = options.attention_output_bias;
   shape.mlp_bias = options.mlp_bias;
   shape.qk_norm = options.qk_norm;
+  shape.lora = options.lora;
   return shape;
 }
 
@@ -125,6 +135,25 @@ std::vector<LayerShape> layer_shapes(const TransformerShape& shape) {
   }
   layers.push_back({Kind::head, shape.tie_embeddings ? tokens.name : "lm_head", tokens.parameters});
   return layers;
+}
+
+bool is_adapter(std::string_view parameter) {
+  return parameter.ends_with(kLoraA) || parameter.ends_with(kLoraB);
+}
+
+std::vector<std::string> linear_names(const TransformerShape& shape) {
+  constexpr std::string_view kWeight = ".weight";
+  TransformerShape plain = shape;
+  plain.lora = {};
+  std::vector<std::string> names;
+  for (const LayerShape& layer : layer_shapes(plain)) {
+    for (const LayerShape::Parameter& parameter : layer.parameters) {
+      if (layer.kind == Kind::block && parameter.sizes.size() == 2) {
+        names.push_back(concat(layer.name, '.', parameter.name.substr(0, parameter.name.size() - kWeight.size())));
+      }
+    }
+  }
+  return names;
 }
 
 std::vector<LayerShape> bert_layer_shapes(const BertOptions& options) {

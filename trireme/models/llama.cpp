@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
+#include <trireme/models/adapters.h>
 #include <trireme/models/llama_values.h>
 #include <trireme/parallel/tensor/exchange.h>
 
@@ -81,7 +82,9 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaOptions& options, const ModelRanks& ra
       mlp(register_module("mlp", tensor::ParallelMlp(tensor::ParallelMlpOptions{.hidden = options.hidden,
                                                                                 .intermediate = options.width_of_mlp(),
                                                                                 .bias = options.mlp_bias},
-                                                     ranks.tensor))) {}
+                                                     ranks.tensor))) {
+  add_adapters(*this, concat("model.layers.", layer), options.lora);
+}
 
 at::Tensor LlamaBlockImpl::forward(const at::Tensor& x_BTH) {
   return finish(self_attn->forward(input_layernorm->forward(x_BTH)), x_BTH);

@@ -1,6 +1,7 @@
 #include <trireme/models/llama_values.h>
 
 #include <trireme/base/error.h>
+#include <trireme/models/adapters.h>
 #include <trireme/models/huggingface_families.h>
 #include <trireme/models/initialize.h>
 
@@ -27,13 +28,15 @@ void check(const LlamaOptions& options) {
 ModelValues llama_values(const LlamaOptions& options) {
   check(options);
   const auto random = [seed = options.seed](const std::string& name, const at::Tensor& parameter) {
-    if (parameter.dim() == 1) {
+    if (is_adapter(name)) {
+      fill_adapter(name, parameter, seed);
+    } else if (parameter.dim() == 1) {
       fill(parameter, name.ends_with("norm.weight") ? 1.0 : 0.0);
     } else {
       fill_normal(parameter, 0.02, seed, name);
     }
   };
-  return ModelValues(llama_family(), layer_shapes(options), options.init_from, random);
+  return ModelValues(llama_family(), layer_shapes(options), options.init_from, options.lora, random);
 }
 
 } // namespace trireme::models

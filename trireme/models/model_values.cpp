@@ -1,6 +1,7 @@
 #include <trireme/models/model_values.h>
 
 #include <trireme/base/error.h>
+#include <trireme/models/adapter_files.h>
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/huggingface_weights.h>
 #include <trireme/models/split_values.h>
@@ -18,11 +19,22 @@ std::set<std::string> parameter_names(const std::vector<LayerShape>& shapes) {
 }
 
 ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<LayerShape>& shapes,
-                         const std::filesystem::path& init_from, Fill random)
+                         const std::filesystem::path& init_from, const LoraOptions& lora, Fill random)
     : fill_(std::move(random)) {
-  if (init_from.empty()) {
-    return;
+  if (!init_from.empty()) {
+    read_from(family, shapes, init_from);
   }
+  if (lora.on() && !lora.init_from.empty()) {
+    fill_ = [adapters = adapter_values(lora.init_from, shapes), others = std::move(fill_)](
+                const std::string& name, const at::Tensor& parameter) {
+      (is_adapter(name) ? adapters : others)(name, parameter);
+    };
+  }
+}
+
+void ModelValues::read_from(const HuggingFaceFamily& family, const std::vector<LayerShape>& shapes,
+                            const std::filesystem::path& init_from) {
+  const auto starts_anew = [&family](const std::string& name) { return is_adapter(name) || may_be_new(family, name); };
   if (auto saved = checkpoint_in(init_from)) {
     std::set<std::string> known = parameter_names(shapes);
     for (const std::string& name : saved->names("parameter")) {
@@ -31,9 +43,9 @@ ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<Laye
       }
     }
     check_parameter_names(*saved, known);
-    fill_ = [&family, saved = std::make_shared<const checkpoint::Checkpoint>(std::move(*saved)),
+    fill_ = [starts_anew, saved = std::make_shared<const checkpoint::Checkpoint>(std::move(*saved)),
              random = std::move(fill_)](const std::string& name, const at::Tensor& parameter) {
-      if (may_be_new(family, name) && !saved->has(name)) {
+      if (starts_anew(name) && !saved->has(name)) {
         random(name, parameter);
       } else {
         load_parameter(*saved, name, parameter);
@@ -43,8 +55,9 @@ ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<Laye
   }
   const auto files = std::make_shared<const checkpoint::WeightFiles>(plain_weights(init_from));
   check_names(family, parameter_names(shapes), *files, init_from);
-  fill_ = [&family, files, init_from, random = std::move(fill_)](const std::string& name, const at::Tensor& parameter) {
-    if (may_be_new(family, name) && !has_parameter(family, name, *files)) {
+  fill_ = [&family, starts_anew, files, init_from, random = std::move(fill_)](const std::string& name,
+                                                                              const at::Tensor& parameter) {
+    if (starts_anew(name) && !has_parameter(family, name, *files)) {
       random(name, parameter);
     } else {
       load_parameter(family, name, parameter, *files, init_from);

@@ -33,10 +33,11 @@ std::set<std::string> parameter_names(const std::vector<LayerShape>& shapes);
 class ModelValues {
  public:
   using Fill = std::function<void(const std::string& name, const at::Tensor& parameter)>;
-  /// `random` fills a full parameter, the same on each rank. Errors: InputError when init_from cannot be read, holds a
-  /// tensor that the model has no place for, or is one rank's file of a checkpoint.
+  /// `random` fills a full parameter, the same on each rank; adapters also where `init_from` has none. Errors:
+  /// InputError when init_from cannot be read, holds a tensor that the model has no place for, or is one rank's file of
+  /// a checkpoint; those of adapter_values() for LoraOptions::init_from.
   ModelValues(const HuggingFaceFamily& family, const std::vector<LayerShape>& shapes,
-              const std::filesystem::path& init_from, Fill random);
+              const std::filesystem::path& init_from, const LoraOptions& lora, Fill random);
   /// Fills the parameters of `module`, called `prefix` in the full model, and reads no others. Errors: InputError
   /// naming a missing tensor, or one of another shape.
   void fill(const std::string& prefix, const torch::nn::Module& module) const;
@@ -46,6 +47,10 @@ class ModelValues {
   }
 
  private:
+  /// Reads from `init_from` what it has.
+  void read_from(const HuggingFaceFamily& family, const std::vector<LayerShape>& shapes,
+                 const std::filesystem::path& init_from);
+
   Fill fill_;
 };
 

@@ -2,11 +2,33 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
 namespace trireme::models {
+
+/// Low-rank adapters of a language model: Hu et al. 2021, arXiv:2106.09685 (parallel/tensor/adapter.h).
+struct LoraOptions {
+  /// Rank of the adapters.
+  int64_t rank = 0;
+  /// An adapter's result is multiplied by alpha / rank.
+  double alpha = 0;
+  /// Probability of a zero in the input of an adapter while training; in [0, 1).
+  double dropout = 0;
+  /// Names of the adapted linear layers, from linear_names(): "model.layers.0.self_attn.q_proj". Empty: no adapters.
+  std::set<std::string> layers;
+  /// Initial values: a folder of PEFT. Empty: A random from the model's seed, B zero.
+  std::filesystem::path init_from = {};
+
+  bool on() const { return !layers.empty(); }
+  double scale() const { return alpha / static_cast<double>(rank); }
+};
+
+/// Whether a parameter is an adapter's: its name ends with ".lora_A.weight" or ".lora_B.weight".
+bool is_adapter(std::string_view parameter);
 
 /// The shape and initial values of a GPT: pre-norm, learned positions, GELU (tanh form).
 ///
@@ -26,6 +48,7 @@ struct GptOptions {
   /// Initial weights: safetensors with Hugging Face's GPT-2 names (a file, a folder or an index), or a run folder or
   /// checkpoint of Trireme. Empty: random from `seed`.
   std::filesystem::path init_from = {};
+  LoraOptions lora;
   int64_t seed = 1234;
 };
 
@@ -91,6 +114,7 @@ struct LlamaOptions {
   /// Initial weights: a Hugging Face folder, safetensors with its names (a file or an index), or a run folder or
   /// checkpoint of Trireme. Empty: random from `seed`.
   std::filesystem::path init_from = {};
+  LoraOptions lora;
   int64_t seed = 1234;
 
   int64_t kv_heads_or_all() const { return kv_heads == 0 ? heads : kv_heads; }
@@ -117,6 +141,7 @@ struct TransformerShape {
   bool attention_output_bias = false;
   bool mlp_bias = false;
   bool qk_norm = false;
+  LoraOptions lora = {};
 
   /// Features of all query heads, and of all key heads.
   int64_t query_width() const { return heads * width_of_head(); }
@@ -167,6 +192,9 @@ inline std::vector<LayerShape> layer_shapes(const GptOptions& options) {
 inline std::vector<LayerShape> layer_shapes(const LlamaOptions& options) {
   return layer_shapes(shape_of(options));
 }
+
+/// Names of the linear layers of the blocks, in order: those that can have an adapter.
+std::vector<std::string> linear_names(const TransformerShape& shape);
 
 /// A small convolutional classifier for images [B, channels, side, side].
 struct CnnOptions {

@@ -73,11 +73,28 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(int64_t in, int64_t out, cons
 }
 
 at::Tensor ColumnParallelLinearImpl::project(const at::Tensor& x) {
-  return column_linear(x, weight, {}, ranks_);
+  return adapted(column_linear(x, weight, {}, ranks_), x);
 }
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) {
-  return column_linear(x, weight, bias, ranks_);
+  return adapted(column_linear(x, weight, bias, ranks_), x);
+}
+
+at::Tensor ColumnParallelLinearImpl::adapted(const at::Tensor& y, const at::Tensor& x) const {
+  if (!present()) {
+    return y;
+  }
+  return expand(y, enter(reduce(x, ranks_, /*own_noise=*/ranks_.splits_sequence(), is_training()), ranks_));
+}
+
+void ColumnParallelLinearImpl::adapt(const AdapterOptions& options) {
+  bucket::Placement placed;
+  if (!ranks_.alone()) {
+    placed = {
+        .global_shape = {out_, options.rank}, .box_offset = {part_of(out_ / parts_, ranks_).begin, 0}, .parts = parts_};
+  }
+  add(*this, options, AdapterMatrix(at::IntArrayRef{options.rank, in_}, bucket::Placement()),
+      AdapterMatrix(at::IntArrayRef{weight.size(0), options.rank}, placed));
 }
 
 std::map<std::string, bucket::Placement> ColumnParallelLinearImpl::placements() const {
@@ -101,15 +118,31 @@ RowParallelLinearImpl::RowParallelLinearImpl(int64_t in, int64_t out, const Rank
 }
 
 at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) {
-  return row_linear(x, weight, ranks_);
+  return adapted(row_linear(x, weight, ranks_), x);
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
   if (ranks_.alone()) { // LinearImpl's forward would add the bias in a separate pass
-    return whole_linear(x, weight, bias);
+    return adapted(whole_linear(x, weight, bias), x);
   }
   const at::Tensor y = project(x);
   return bias.defined() ? y + bias : y;
+}
+
+at::Tensor RowParallelLinearImpl::adapted(const at::Tensor& y, const at::Tensor& x) const {
+  if (!present()) {
+    return y;
+  }
+  return expand(y, leave(reduce(x, ranks_, /*own_noise=*/true, is_training()), ranks_));
+}
+
+void RowParallelLinearImpl::adapt(const AdapterOptions& options) {
+  bucket::Placement placed;
+  if (!ranks_.alone()) {
+    placed = {.global_shape = {options.rank, in_}, .box_offset = {0, part_of(in_, ranks_).begin}};
+  }
+  add(*this, options, AdapterMatrix(at::IntArrayRef{options.rank, weight.size(1)}, placed),
+      AdapterMatrix(at::IntArrayRef{out_, options.rank}, bucket::Placement()));
 }
 
 std::map<std::string, bucket::Placement> RowParallelLinearImpl::placements() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/parallel/tensor/adapter.h>
 #include <trireme/parallel/tensor/ranks.h>
 #include <trireme/parallel/tensor/split_module.h>
 
@@ -35,7 +36,7 @@ struct BeforeFirstValues {
 
 /// y = x W^T + b with the output's features split: weight [part of out, in], bias [part of out]. Takes x that all ranks
 /// have (or parts of the sequence, Ranks::sequence_parallel) and returns this rank's features.
-class ColumnParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule {
+class ColumnParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule, public Adapter {
  public:
   /// `parts`: number of equal blocks of the output, each of which is split (queries, keys and values for instance).
   /// Errors: InputError for fewer features than ranks, or if `parts` does not divide the output.
@@ -43,6 +44,10 @@ class ColumnParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl
   at::Tensor forward(const at::Tensor& x);
   /// The same without the bias, if another pass adds it.
   at::Tensor project(const at::Tensor& x);
+  /// y + the adapter's result for x; y if there is no adapter. For layers whose products are computed together.
+  at::Tensor adapted(const at::Tensor& y, const at::Tensor& x) const;
+  /// Adds an adapter (adapter.h), which all of the above then include. Errors: InputError for options out of range.
+  void adapt(const AdapterOptions& options);
   std::map<std::string, bucket::Placement> placements() const override;
 
  private:
@@ -55,16 +60,20 @@ TORCH_MODULE(ColumnParallelLinear);
 
 /// y = x W^T + b with the input's features split: weight [out, part of in], the full bias [out] on every rank. Takes
 /// this rank's features and returns the sum over all ranks (or this rank's part of its sequence).
-class RowParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule {
+class RowParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule, public Adapter {
  public:
   /// Errors: InputError for fewer features than ranks.
   RowParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias = true);
   at::Tensor forward(const at::Tensor& x);
   /// The same without the bias.
   at::Tensor project(const at::Tensor& x);
+  /// As ColumnParallelLinear's.
+  void adapt(const AdapterOptions& options);
   std::map<std::string, bucket::Placement> placements() const override;
 
  private:
+  at::Tensor adapted(const at::Tensor& y, const at::Tensor& x) const;
+
   Ranks ranks_;
   int64_t in_;
   int64_t out_;

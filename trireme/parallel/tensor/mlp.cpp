@@ -36,7 +36,7 @@ at::Tensor ParallelMlpImpl::forward(const at::Tensor& x) {
   const std::vector<at::Tensor> biases =
       gate_proj->bias.defined() ? std::vector<at::Tensor>{gate_proj->bias, up_proj->bias} : std::vector<at::Tensor>();
   const std::vector<at::Tensor> both = column_linears(x, {gate_proj->weight, up_proj->weight}, biases, ranks_);
-  return down_proj->forward(fused::gated_silu(both[0], both[1]));
+  return down_proj->forward(fused::gated_silu(gate_proj->adapted(both[0], x), up_proj->adapted(both[1], x)));
 }
 
 } // namespace trireme::tensor

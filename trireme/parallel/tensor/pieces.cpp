@@ -1,4 +1,5 @@
 #include <trireme/parallel/tensor/pieces.h>
+#include <trireme/parallel/tensor/ranks.h>
 
 #include <ATen/ATen.h>
 

@@ -1,0 +1,74 @@
+#include <trireme/models/adapter_files.h>
+
+#include <trireme/base/error.h>
+#include <trireme/checkpoint/safetensors.h>
+
+#include <c10/util/ArrayRef.h>
+
+#include <map>
+#include <memory>
+
+namespace trireme::models {
+namespace {
+
+constexpr const char* kBefore = "base_model.model.";
+
+using Sizes = std::map<std::string, std::vector<int64_t>>;
+
+Sizes adapters_in(const std::vector<LayerShape>& shapes) {
+  Sizes sizes;
+  for (const LayerShape& layer : shapes) {
+    for (const LayerShape::Parameter& parameter : layer.parameters) {
+      if (const std::string name = concat(layer.name, '.', parameter.name); is_adapter(name)) {
+        sizes[name_in_adapter_file(name)] = parameter.sizes;
+      }
+    }
+  }
+  return sizes;
+}
+
+[[noreturn]] void refuse(const std::filesystem::path& file, const std::string& what) {
+  throw InputError("lora", concat(file.string(), ": ", what),
+                   "The adapter belongs to another base model, or training.lora differs from its adapter_config.json.");
+}
+
+} // namespace
+
+std::string name_in_adapter_file(const std::string& parameter) {
+  return concat(kBefore, parameter);
+}
+
+std::function<void(const std::string&, const at::Tensor&)> adapter_values(const std::filesystem::path& folder,
+                                                                          const std::vector<LayerShape>& shapes) {
+  const std::filesystem::path path = folder / kAdapterFile;
+  const auto file = std::make_shared<const checkpoint::Safetensors>(checkpoint::Safetensors::open(path));
+  const Sizes wanted = adapters_in(shapes);
+  for (const checkpoint::TensorInfo& tensor : file->tensors()) {
+    const auto found = wanted.find(tensor.name);
+    if (found == wanted.end()) {
+      refuse(path, concat("the model has no place for the tensor \"", tensor.name, '"'));
+    }
+    if (found->second != tensor.shape) {
+      refuse(path, concat("tensor \"", tensor.name, "\" has shape ", c10::IntArrayRef(tensor.shape),
+                          ", the model needs ", c10::IntArrayRef(found->second)));
+    }
+  }
+  for (const auto& [name, sizes] : wanted) {
+    if (!file->has(name)) {
+      refuse(path, concat("there is no tensor \"", name, "\", which the model needs"));
+    }
+  }
+  return [file](const std::string& name, const at::Tensor& parameter) {
+    parameter.detach().copy_(file->tensor(name_in_adapter_file(name)));
+  };
+}
+
+void save_adapter(const std::vector<AdapterTensor>& tensors, const std::filesystem::path& folder) {
+  std::vector<checkpoint::NamedTensor> named;
+  for (const AdapterTensor& tensor : tensors) {
+    named.push_back({name_in_adapter_file(tensor.name), tensor.value});
+  }
+  checkpoint::write_safetensors(folder / kAdapterFile, named, {{"format", "pt"}});
+}
+
+} // namespace trireme::models

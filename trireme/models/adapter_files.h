@@ -1,0 +1,36 @@
+#pragma once
+
+#include <trireme/models/options.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+// Adapters in folders of Hugging Face's PEFT: adapter_model.safetensors. adapter_config.json: config/adapter_config.h.
+namespace trireme::models {
+
+/// The file of the values in such a folder.
+inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
+
+/// "base_model.model." and the parameter's name, as in the file.
+std::string name_in_adapter_file(const std::string& parameter);
+
+/// Returns a function that fills a full parameter of an adapter from the folder. Cost: nothing is read until it is
+/// called. Errors: InputError when the file's tensors are not exactly the adapters in `shapes`, with their sizes: then
+/// it belongs to another base model, rank or targets.
+std::function<void(const std::string& name, const at::Tensor& parameter)> adapter_values(
+    const std::filesystem::path& folder, const std::vector<LayerShape>& shapes);
+
+/// A tensor of an adapter to be written, by its name in the model.
+struct AdapterTensor {
+  std::string name;
+  at::Tensor value;
+};
+
+/// Writes the values into a folder, which must exist. Errors: those of checkpoint::write_safetensors().
+void save_adapter(const std::vector<AdapterTensor>& tensors, const std::filesystem::path& folder);
+
+} // namespace trireme::models
