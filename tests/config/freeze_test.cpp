@@ -35,7 +35,7 @@ RunConfig read_whole(const std::string& text, const std::vector<std::string>& ov
 
 std::vector<std::string> texts_of(const RunConfig& run) {
   std::vector<std::string> texts;
-  for (const FreezeOptions::Expression& expression : run.training.freeze.expressions) {
+  for (const Expression& expression : run.training.freeze.expressions) {
     texts.push_back(expression.text);
   }
   return texts;

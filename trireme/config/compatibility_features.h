@@ -285,6 +285,15 @@ constexpr Feature kExport{"training.export", "training.export",
 constexpr Feature kFreeze{"training.freeze", "training.freeze",
                           [](const Setting& s) { return s.run != nullptr && s.run->training.freeze.on(); },
                           [](const Setting&) -> std::string { return "frozen parameters"; }};
+constexpr Feature kLora{"training.lora", "training.lora",
+                        [](const Setting& s) { return s.run != nullptr && s.run->training.lora; },
+                        [](const Setting&) -> std::string { return "adapters"; }};
+constexpr Feature kAdapter{"model.adapter", "model.adapter",
+                           [](const Setting& s) {
+                             return s.run != nullptr && s.run->model.is_language() &&
+                                    !s.run->model.lora().init_from.empty();
+                           },
+                           [](const Setting&) -> std::string { return "adapters"; }};
 constexpr Feature kNoTokenizer{"no data.tokenizer", "data",
                                [](const Setting& s) { return is_windows(s) && s.run->data.tokenizer.empty(); },
                                [](const Setting&) -> std::string { return "no tokenizer"; }};

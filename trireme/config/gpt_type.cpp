@@ -27,6 +27,7 @@ void read_gpt(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   if (values.find("init_from") != nullptr) {
     gpt.init_from = paths.one(section, "init_from");
   }
+  gpt.lora.init_from = paths.one(section, "adapter");
 }
 
 ordered_json write_gpt(const RunConfig& run) {
@@ -39,7 +40,8 @@ ordered_json write_gpt(const RunConfig& run) {
           {"vocab_size", gpt.vocab_size == 0 ? ordered_json(nullptr) : ordered_json(gpt.vocab_size)},
           {"tie_embeddings", gpt.tie_embeddings},
           {"dropout", gpt.dropout},
-          {"init_from", path_or_null(gpt.init_from)}};
+          {"init_from", path_or_null(gpt.init_from)},
+          {"adapter", path_or_null(gpt.lora.init_from)}};
 }
 
 } // namespace

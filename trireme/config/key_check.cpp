@@ -377,6 +377,17 @@ std::vector<std::string> Values::patterns(const std::string& key) const {
   return texts;
 }
 
+std::vector<Expression> Values::expressions(const std::string& key) const {
+  std::vector<Expression> out;
+  const std::vector<std::string> texts = patterns(key);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const JsonNode& list = *find(key);
+    const JsonNode& node = list.kind() == JsonNode::Kind::array ? list.elements()[i] : list;
+    out.push_back({texts[i], concat(node.where(), ": ", node.path())});
+  }
+  return out;
+}
+
 std::vector<double> Values::convert(const JsonNode* node, const std::vector<double>&) {
   std::vector<double> out;
   for (const JsonNode& element : node->elements()) {

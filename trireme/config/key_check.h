@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/json.h>
+#include <trireme/config/expressions.h>
 #include <trireme/config/key_table.h>
 
 #include <functional>
@@ -51,6 +52,8 @@ class Values {
   /// Regular expressions (ECMAScript); none where the key is absent. Errors: InputError with the place, for invalid
   /// ones.
   std::vector<std::string> patterns(const std::string& key) const;
+  /// The same, each with its place.
+  std::vector<Expression> expressions(const std::string& key) const;
   /// The value's node; nullptr when it is absent or null. std::logic_error when the table has no such key.
   const JsonNode* find(const std::string& key) const;
 

@@ -14,6 +14,8 @@ const Key kDropout = {"dropout", H, "real 0..<1", "0", "Probability with which a
 const Key kType = {"type", H, "text", "required", "\"gpt\", \"llama\", \"bert\", \"cnn\" or \"alexnet\"; not needed with \"from\"."};
 const Key kFrom = {"from", H, "path", "null", "A Hugging Face folder: its config.json gives the other keys their defaults, its weights are init_from, its tokenizer.json is data.tokenizer. docs/models.md."};
 
+const Key kAdapter = {"adapter", H, "path", "null", "A folder of Hugging Face's PEFT: adapters (LoRA) to begin with. Their rank, alpha, dropout and targets are training.lora. docs/fine_tuning.md."};
+
 Section model_gpt() {
   return {"model", "gpt", "A GPT: pre-norm, learned positions, GELU.", false, {
     kType,
@@ -26,6 +28,7 @@ Section model_gpt() {
     {"tie_embeddings", H, "bool", "true", "The output layer shares the embedding's weight."},
     kDropout,
     {"init_from", H, "path", "null", "Weights to start from, without optimizer states or step: safetensors with Hugging Face's GPT-2 names, or a run folder or checkpoint of Trireme."},
+    kAdapter,
   }};
 }
 
@@ -53,6 +56,7 @@ Section model_llama() {
     {"first_window_layer", H, "int >= 0", "0", "Layers before this one have no window."},
     {"tie_embeddings", H, "bool", "true", "The output layer shares the embedding's weight."},
     {"init_from", H, "path", "null", "Weights to start from, without optimizer states or step: a Hugging Face folder, safetensors with its names, or a run folder or checkpoint of Trireme."},
+    kAdapter,
   }};
 }
 
@@ -237,7 +241,14 @@ std::vector<Section> run_sections() {
     {"keep_checkpoints", H, "int >= 0", "3", "Older checkpoints than these are removed; 0: none is."},
     {"sample", H, "object", "null", "A text that the model writes at the end."},
     {"freeze", H, "texts", "[]", "Regular expressions: parameters whose name in checkpoints contains a match are not trained. docs/fine_tuning.md."},
+    {"lora", H, "object", "null", "Trains low-rank adapters (LoRA) of a gpt or llama instead of its weights. docs/fine_tuning.md."},
     {"export", H, "path", "null", "Hugging Face folder that is written from the last checkpoint at the end: trireme export. A relative path starts at the working directory."},
+  }});
+  out.push_back({"training.lora", "", "Low-rank adapters of linear layers, which are trained instead of the model's weights. Hu et al. 2021, arXiv:2106.09685.", false, {
+    {"rank", H, "int 1..65536", "8", "Rank of the adapters: rows of A, columns of B."},
+    {"alpha", H, "real > 0", "16", "An adapter's result is multiplied by alpha / rank."},
+    {"dropout", H, "real 0..<1", "0", "Probability with which a value of an adapter's input is set to zero while training."},
+    {"targets", H, "texts", "[]", "Regular expressions: linear layers of the blocks whose name contains a match have adapters. By default q_proj and v_proj of a llama, c_attn of a gpt."},
   }});
   out.push_back({"training.sample", "", "A text that the model writes at the end.", false, {
     {"prompt", H, "text", "\"\"", "Its beginning."},

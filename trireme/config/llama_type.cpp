@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-void read_llama(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
+void read_llama_keys(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   run.model.kind = ModelConfig::Kind::llama;
   run.model.traits = {.layers = true, .tensor = true, .context = true, .writes_text = true};
   const Values values(&section, "model", "llama");
@@ -42,9 +42,10 @@ void read_llama(const JsonNode& section, const RunPaths& paths, RunConfig& run) 
   if (values.find("init_from") != nullptr) {
     llama.init_from = paths.one(section, "init_from");
   }
+  llama.lora.init_from = paths.one(section, "adapter");
 }
 
-ordered_json write_llama(const RunConfig& run) {
+ordered_json write_llama_keys(const RunConfig& run) {
   const models::LlamaOptions& llama = run.model.llama;
   const auto or_null = [](int64_t value) { return value == 0 ? ordered_json(nullptr) : ordered_json(value); };
   return {{"type", "llama"},
@@ -67,13 +68,14 @@ ordered_json write_llama(const RunConfig& run) {
           {"window", llama.window},
           {"first_window_layer", llama.first_window_layer},
           {"tie_embeddings", llama.tie_embeddings},
-          {"init_from", path_or_null(llama.init_from)}};
+          {"init_from", path_or_null(llama.init_from)},
+          {"adapter", path_or_null(llama.lora.init_from)}};
 }
 
 } // namespace
 
 RunType llama_type() {
-  return {"llama", read_llama, write_llama, check_language};
+  return {"llama", read_llama_keys, write_llama_keys, check_language};
 }
 
 } // namespace trireme::config

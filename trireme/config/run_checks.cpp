@@ -88,9 +88,9 @@ void check_training(const JsonNode& root, const JsonNode& engine, RunConfig& run
   }
 }
 
-ordered_json write_freeze(const FreezeOptions& freeze) {
+ordered_json write_expressions(const std::vector<Expression>& expressions) {
   ordered_json texts = ordered_json::array();
-  for (const FreezeOptions::Expression& expression : freeze.expressions) {
+  for (const Expression& expression : expressions) {
     texts.push_back(expression.text);
   }
   return texts;
@@ -105,7 +105,13 @@ ordered_json write_training(const TrainingConfig& training) {
                       {"checkpoint_every", training.checkpoint_every},
                       {"keep_checkpoints", training.keep_checkpoints},
                       {"export", path_or_null(training.export_to)},
-                      {"freeze", write_freeze(training.freeze)}};
+                      {"freeze", write_expressions(training.freeze.expressions)}};
+  if (const auto& lora = training.lora) {
+    out["lora"] = {{"rank", lora->rank},
+                   {"alpha", lora->alpha},
+                   {"dropout", lora->dropout},
+                   {"targets", write_expressions(lora->targets)}};
+  }
   if (const auto& sample = training.sample) {
     out["sample"] = {{"prompt", sample->prompt},
                      {"tokens", sample->tokens},
@@ -122,6 +128,7 @@ void check_run(const JsonNode& root, const JsonNode& engine, const RunType& mode
   if (model.check) {
     model.check(root, run);
   }
+  check_lora(root, run);
   check_training(root, engine, run);
   check_averaging(root, engine, run);
   check_meetings(root, engine, run);

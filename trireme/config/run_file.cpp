@@ -107,17 +107,6 @@ ParallelConfig read_parallel(const Values& values) {
   return out;
 }
 
-FreezeOptions read_freeze(const Values& values) {
-  FreezeOptions out;
-  const std::vector<std::string> texts = values.patterns("freeze");
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const JsonNode& list = *values.find("freeze");
-    const JsonNode& node = list.kind() == JsonNode::Kind::array ? list.elements()[i] : list;
-    out.expressions.push_back({texts[i], concat(node.where(), ": ", node.path())});
-  }
-  return out;
-}
-
 TrainingConfig read_training(const Values& values) {
   TrainingConfig out;
   out.steps = values.get("steps", out.steps);
@@ -133,7 +122,8 @@ TrainingConfig read_training(const Values& values) {
     }
     out.export_to = fs::absolute(folder->as_string()).lexically_normal();
   }
-  out.freeze = read_freeze(values);
+  out.freeze.expressions = values.expressions("freeze");
+  out.lora = read_lora(values.section("lora"));
   if (const Values sample = values.section("sample"); sample.present()) {
     out.sample.emplace();
     out.sample->prompt = sample.get("prompt", out.sample->prompt);
@@ -312,6 +302,14 @@ fs::path& ModelConfig::init_from() {
       break;
   }
   return gpt.init_from;
+}
+
+models::LoraOptions& ModelConfig::lora() {
+  return kind == Kind::llama ? llama.lora : gpt.lora;
+}
+
+const models::LoraOptions& ModelConfig::lora() const {
+  return const_cast<ModelConfig*>(this)->lora();
 }
 
 const fs::path& ModelConfig::init_from() const {

@@ -3,6 +3,7 @@
 #include <trireme/base/json.h>
 #include <trireme/config/engine_config.h>
 #include <trireme/config/freeze.h>
+#include <trireme/config/lora.h>
 #include <trireme/data/options.h>
 #include <trireme/models/options.h>
 #include <trireme/parallel/context/options.h>
@@ -75,6 +76,9 @@ struct ModelConfig {
   /// Of a built-in type.
   std::filesystem::path& init_from();
   const std::filesystem::path& init_from() const;
+  /// Adapters of a language model.
+  models::LoraOptions& lora();
+  const models::LoraOptions& lora() const;
 };
 
 /// How the data ranks agree on one model: "parallel.sync". Its values are in RunConfig::engine, averaging and server.
@@ -137,6 +141,7 @@ struct TrainingConfig {
   /// Hugging Face folder written at the end; empty: none.
   std::filesystem::path export_to;
   FreezeOptions freeze;
+  std::optional<LoraConfig> lora;
 };
 
 /// A run file: what `trireme train RUN.json` does.

@@ -161,6 +161,7 @@ class Evaluator {
     options.config.seed = run_.engine.seed;
     run_.pipeline = {};
     run_.model.init_from().clear();
+    run_.model.lora().init_from.clear();
     check_samples(run_, datasets_);
     const models::ModelRanks alone; // as a default member it makes gcc 12 warn
     task_ = registry_.make_task({run_, datasets_, alone});

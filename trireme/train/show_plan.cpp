@@ -47,6 +47,9 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   run.pipeline.chunks = 1;
   run.engine.batch = {job.batch, 1, {}, run.engine.batch.where};
   run.training.freeze = {}; // not planned: every parameter counts as trained
+  if (run.model.is_language()) {
+    run.model.lora() = {};
+  }
   activations::Options wanted =
       std::exchange(run.engine.activations, {}); // each layout decides whether it has such parts
   plan::RunEstimate described = describe_run(run, 1);

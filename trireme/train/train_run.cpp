@@ -210,6 +210,7 @@ Task TrainRun::build_task() {
   }
   resumed_run_ = run_;
   resumed_run_->model.init_from().clear(); // the checkpoint has the weights
+  resumed_run_->model.lora().init_from.clear();
   return registry_.make_task({*resumed_run_, datasets_, ranks});
 }
 

@@ -149,6 +149,11 @@ void block(Layer& layer, const models::TransformerShape& shape, const Conditions
   if (conditions.autocast) { // weights in the type of products
     layer.kept += s.product * weights;
   }
+  for (const Parameter& parameter : layer.parameters) { // the input of an adapter after dropout, and its noise
+    if (shape.lora.dropout > 0 && parameter.name.ends_with("lora_A.weight")) {
+      layer.kept += 2 * s.product * s.rows * parameter.columns / (parameter.whole ? s.between : 1);
+    }
+  }
   // Gradients of GELU's output and input (or of the product, gate and up) and of the residual stream, when GELU's
   // output (the product) has been freed; and of the largest weight. With a tensor axis also what is temporarily
   // gathered or summed.
@@ -269,15 +274,15 @@ Layer layer_of(const models::LayerShape& part, const models::TransformerShape& s
 
 namespace {
 
-// `parts`: the layers of the model with at most one block.
+// `parts`: the layers of the model; without adapters with at most one block.
 Model model_of(const std::vector<models::LayerShape>& parts, const models::TransformerShape& shape,
                const Conditions& conditions) {
   const Sizes sizes(shape, conditions);
   Model model;
   for (const models::LayerShape& part : parts) {
     model.layers.push_back(layer_of(part, shape, conditions, sizes));
-    for (int64_t i = 1; part.kind == models::LayerShape::Kind::block && i < shape.layers;
-         ++i) { // blocks differ only by name
+    const bool repeats = part.kind == models::LayerShape::Kind::block && !shape.lora.on();
+    for (int64_t i = 1; repeats && i < shape.layers; ++i) { // blocks differ only by name
       model.layers.push_back(model.layers.back());
       model.layers.back().name = part.name.substr(0, part.name.rfind('.') + 1) + std::to_string(i);
     }
@@ -293,7 +298,7 @@ Model model_of(const std::vector<models::LayerShape>& parts, const models::Trans
 
 Model transformer(const models::TransformerShape& shape, const Conditions& conditions) {
   models::TransformerShape one = shape;
-  one.layers = std::min<int64_t>(shape.layers, 1);
+  one.layers = shape.lora.on() ? shape.layers : std::min<int64_t>(shape.layers, 1);
   return model_of(models::layer_shapes(one), shape, conditions);
 }
 

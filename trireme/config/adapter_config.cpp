@@ -1,0 +1,163 @@
+#include <trireme/config/adapter_config.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/json.h>
+#include <trireme/config/lora.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <set>
+
+namespace trireme::config {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int64_t kMostRank = 65536;
+
+const JsonNode* find_value(const JsonNode& root, std::string_view key) {
+  const JsonNode* found = root.find(key);
+  return found == nullptr || found->is_null() ? nullptr : found;
+}
+
+JsonNode parse_config(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(folder / kAdapterConfig, ignored)) {
+    throw InputError("lora", concat("there is no ", (folder / kAdapterConfig).string(), ", which a PEFT folder has"),
+                     concat("Name the folder that holds ", kAdapterConfig, " and adapter_model.safetensors."));
+  }
+  JsonNode root = JsonNode::parse_file(folder / kAdapterConfig);
+  root.members(); // fails if it is not an object
+  return root;
+}
+
+// Whether a value asks for nothing.
+bool is_off(const json& value) {
+  return value.is_null() || value == false || value == "none" || (value.is_structured() && value.empty());
+}
+
+void refuse_other_methods(const JsonNode& root) {
+  constexpr std::array kUnknown = {"bias",
+                                   "use_dora",
+                                   "rank_pattern",
+                                   "alpha_pattern",
+                                   "modules_to_save",
+                                   "layers_to_transform",
+                                   "layers_pattern",
+                                   "layer_replication",
+                                   "exclude_modules",
+                                   "lora_bias",
+                                   "target_parameters",
+                                   "trainable_token_indices",
+                                   "use_qalora",
+                                   "alora_invocation_tokens",
+                                   "use_bdlora"};
+  for (const char* key : kUnknown) {
+    if (const JsonNode* found = root.find(key); found != nullptr && !is_off(json(found->plain()))) {
+      found->fail("adapters here have matrices A and B of one rank and nothing else", "Train the adapter without it.");
+    }
+  }
+  if (const JsonNode* type = find_value(root, "peft_type"); type == nullptr || type->as_string() != "LORA") {
+    (type == nullptr ? root : *type).fail("only adapters of peft_type \"LORA\" can be read");
+  }
+  const JsonNode* start = find_value(root, "init_lora_weights");
+  if (start != nullptr && start->kind() == JsonNode::Kind::string && start->as_string() != "gaussian" &&
+      start->as_string() != "eva" && start->as_string() != "orthogonal") {
+    start->fail(concat('"', start->as_string(), "\" changes the base model's weights too"),
+                "Convert it to a plain LoRA with PEFT.");
+  }
+}
+
+std::set<std::string> layers_of(const JsonNode& targets, const std::vector<std::string>& names) {
+  std::set<std::string> layers;
+  const bool is_text = targets.kind() == JsonNode::Kind::string;
+  if (is_text && targets.as_string() == "all-linear") {
+    layers.insert(names.begin(), names.end());
+  } else if (is_text) {               // an expression for the full name
+    constexpr size_t kLongest = 1000; // std::regex calls itself for every bracket
+    if (targets.as_string().size() > kLongest) {
+      targets.fail(concat("the expression has more than ", kLongest, " characters"));
+    }
+    const Expression expression{concat("^(?:", targets.as_string(), ")$"),
+                                concat(targets.where(), ": ", targets.path())};
+    const std::vector<bool> matches = matches_of(expression, names);
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (matches[i]) {
+        layers.insert(names[i]);
+      }
+    }
+  } else {
+    for (const JsonNode& target : targets.elements()) {
+      const std::string ending = concat('.', target.as_string());
+      std::copy_if(names.begin(), names.end(), std::inserter(layers, layers.end()),
+                   [&](const std::string& name) { return name == target.as_string() || name.ends_with(ending); });
+    }
+  }
+  if (layers.empty()) {
+    targets.fail("the model has no such linear layer in its blocks", "The adapter belongs to another base model.");
+  }
+  return layers;
+}
+
+} // namespace
+
+models::LoraOptions read_adapter_config(const fs::path& folder, const std::vector<std::string>& linear_names) {
+  const JsonNode root = parse_config(folder);
+  refuse_other_methods(root);
+  const auto require = [&](const char* key) -> const JsonNode& {
+    const JsonNode* found = find_value(root, key);
+    if (found == nullptr) {
+      root.fail(concat('"', key, "\" is missing"), "PEFT writes it.");
+    }
+    return *found;
+  };
+  models::LoraOptions lora;
+  lora.init_from = folder;
+  lora.rank = require("r").as_integer();
+  lora.alpha = require("lora_alpha").as_real();
+  if (lora.rank < 1 || lora.rank > kMostRank) {
+    require("r").fail(concat("the rank must be from 1 to ", kMostRank, ", found ", lora.rank));
+  }
+  if (!(lora.alpha > 0)) {
+    require("lora_alpha").fail(concat("must be above 0, found ", lora.alpha));
+  }
+  if (const JsonNode* stable = find_value(root, "use_rslora"); stable != nullptr && stable->as_bool()) {
+    lora.alpha *= std::sqrt(static_cast<double>(lora.rank)); // then PEFT divides by the rank's root
+  }
+  if (const JsonNode* dropout = find_value(root, "lora_dropout")) {
+    lora.dropout = dropout->as_real();
+    if (!(lora.dropout >= 0 && lora.dropout < 1)) {
+      dropout->fail(concat("must be from 0 to below 1, found ", lora.dropout));
+    }
+  }
+  lora.layers = layers_of(require("target_modules"), linear_names);
+  return lora;
+}
+
+std::string base_of_adapter(const fs::path& folder) {
+  const JsonNode root = parse_config(folder);
+  const JsonNode* base = find_value(root, "base_model_name_or_path");
+  return base == nullptr ? "" : base->as_string();
+}
+
+nlohmann::ordered_json write_adapter_config(const models::LoraOptions& lora,
+                                            const std::vector<std::string>& linear_names, const std::string& base,
+                                            bool transposed) {
+  const bool is_whole = lora.alpha == std::floor(lora.alpha) && lora.alpha < 1e15;
+  return {{"peft_type", "LORA"},
+          {"task_type", "CAUSAL_LM"},
+          {"base_model_name_or_path", base},
+          {"inference_mode", true},
+          {"r", lora.rank},
+          {"lora_alpha",
+           is_whole ? nlohmann::ordered_json(static_cast<int64_t>(lora.alpha)) : nlohmann::ordered_json(lora.alpha)},
+          {"lora_dropout", lora.dropout},
+          {"target_modules", target_endings(lora.layers, linear_names)},
+          {"bias", "none"},
+          {"fan_in_fan_out", transposed}};
+}
+
+} // namespace trireme::config
