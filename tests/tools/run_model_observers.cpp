@@ -3,7 +3,9 @@
 
 #include "small_training.h"
 
+#include <trireme/config/adapter_config.h>
 #include <trireme/generate/export_model.h>
+#include <trireme/models/adapter_files.h>
 #include <trireme/models/bert_layers.h>
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/models/huggingface_families.h>
@@ -74,6 +76,31 @@ json training_from_folder(comm::World& world, const json& run) {
     other["training"]["seed"] = 99;
     run_training(world, other);
     generate::export_model(out() / "checkpoints", weights);
+  }
+  return training(world, run);
+}
+
+// Adapters of another seed, whose second matrix is not zero, as a folder of PEFT.
+json training_with_adapter(comm::World& world, const json& run) {
+  const fs::path adapter = folder() / concat(run["model"]["type"].get<std::string>(), "-adapter");
+  if (!fs::exists(adapter)) {
+    json other = run;
+    other["model"].erase("adapter");
+    other["training"]["lora"] = {{"rank", 2}};
+    const config::ModelConfig model = read(other).model;
+    std::vector<models::AdapterTensor> tensors;
+    for (const models::LayerShape& layer : model.layer_shapes()) {
+      for (const auto& parameter : layer.parameters) {
+        if (const std::string name = concat(layer.name, '.', parameter.name); models::is_adapter(name)) {
+          tensors.push_back({name, at::full(parameter.sizes, 0.1)});
+        }
+      }
+    }
+    fs::create_directories(adapter);
+    models::save_adapter(tensors, adapter);
+    const auto names = models::linear_names(model.shape());
+    write_file_atomically(adapter / config::kAdapterConfig,
+                          config::write_adapter_config(model.lora(), names, "", false).dump());
   }
   return training(world, run);
 }
@@ -149,6 +176,8 @@ std::vector<KeyObserver> model_keys() {
   return {
       {"model", "gpt", "from", nullptr, (folder() / "gpt-folder").string(), training_from_folder},
       {"model", "llama", "from", nullptr, (folder() / "llama-folder").string(), training_from_folder, llama},
+      {"model", "gpt", "adapter", nullptr, (folder() / "gpt-adapter").string(), training_with_adapter},
+      {"model", "llama", "adapter", nullptr, (folder() / "llama-adapter").string(), training_with_adapter, llama},
       {"model", "llama", "init_from", nullptr, (folder() / "llama").string(), trained_before, llama},
       of_llama("layers", 1, 2),
       of_llama("hidden", 16, 32),

@@ -334,6 +334,7 @@ std::vector<KeyObserver> run_keys() {
     return json{{"parallel", {{"sync", {{"kind", "server"}, {"mode", mode}}}}}};
   };
   const json evaluated = {{"data", {{"validation", tokens_file("validation.bin", 7)}}}};
+  const json adapted = {{"training", {{"lora", {{"rank", 2}}}}}};
   const json saving = {{"training", {{"checkpoint_every", 1}}}};
   const json writing = {{"model", {{"vocab_size", 256}}},
                         {"data", {{"tokenizer", "bytes"}}},
@@ -386,6 +387,11 @@ std::vector<KeyObserver> run_keys() {
       {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},
       {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
       {"training", "", "freeze", json::array(), "transformer.wte", training},
+      {"training", "", "lora", nullptr, {{"rank", 2}}, training},
+      {"training.lora", "", "rank", 2, 4, training, adapted},
+      {"training.lora", "", "alpha", 16, 4, training, adapted},
+      {"training.lora", "", "dropout", 0, 0.5, training, adapted},
+      {"training.lora", "", "targets", "c_attn", "c_fc", training, adapted},
       {"training", "", "export", nullptr, (folder() / "exported").string(), exported},
       {"training", "", "steps", 2, 3, training},
       {"training", "", "seed", 1234, 7, training},

@@ -98,6 +98,8 @@ struct Parser {
                       "trireme generate runs/austen --prompt \"It is a truth\" --tokens 300");
     c->add_option("from", generate.from, "A run folder, a checkpoint folder, one checkpoint, or a Hugging Face folder")
         ->required();
+    c->add_option("--adapter", generate.adapter, "A folder of Hugging Face's PEFT: adapters (LoRA) of this model")
+        ->type_name("FOLDER");
     CLI::Option* prompt = c->add_option("--prompt", generate.prompt, "The beginning of the text")->type_name("TEXT");
     c->add_option("--prompts", generate.prompts, "A file with a prompt on each line")
         ->type_name("FILE")
@@ -144,6 +146,8 @@ struct Parser {
     c->add_option("--dtype", exported.dtype,
                   "Type of the weights: fp32, bf16 or fp16 (default: that of the folder the run began with, else fp32)")
         ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+    c->add_flag("--merge", exported.merge,
+                "Adapters (LoRA): write the model with them added to its weights, instead of them alone for PEFT");
     c->add_flag("--json", exported.json, "One JSON object instead of text");
   }
 

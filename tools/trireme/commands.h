@@ -30,6 +30,7 @@ struct LaunchCommand {
 
 struct GenerateCommand {
   std::filesystem::path from;
+  std::filesystem::path adapter;
   std::string prompt;
   std::filesystem::path prompts; ///< a file with a prompt a line
   bool chat = false;             ///< each prompt is the message of a user
@@ -45,6 +46,7 @@ struct ExportCommand {
   std::filesystem::path from;
   std::filesystem::path folder;
   std::string dtype; ///< "fp32", "bf16" or "fp16"; empty: that of the folder the run began with
+  bool merge = false;
   bool json = false;
 };
 

@@ -219,7 +219,7 @@ int generate_text(const GenerateCommand& given) {
     throw InputError("generate", "--chat has no message", "Give it as --prompt TEXT, or a file of them as --prompts.");
   }
   const std::vector<std::string> prompts = prompts_of(command);
-  generate::Trained trained = generate::load(command.from);
+  generate::Trained trained = generate::load(command.from, command.adapter);
   if (command.dtype == "bf16") {
     trained.model.module()->to(at::kBFloat16);
   }

@@ -7,7 +7,9 @@
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/config/huggingface_model.h>
 #include <trireme/config/run_file.h>
+#include <trireme/generate/export_adapter.h>
 #include <trireme/generate/export_mark.h>
+#include <trireme/generate/merge.h>
 #include <trireme/generate/model_files.h>
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/huggingface_families.h>
@@ -196,6 +198,54 @@ ordered_json config_of(const config::ModelConfig& model, const ordered_json& bas
                              : config::write_huggingface_model(model.bert, base);
 }
 
+// Parameters of a plain model, with `lora` merged into its weights. Returns their number of elements.
+int64_t save_weights(const checkpoint::Checkpoint& saved, const config::ModelConfig& model,
+                     const models::LoraOptions& lora, at::ScalarType dtype, const fs::path& folder) {
+  const ReadParameter read = [&saved](const std::string& name, const at::Tensor& value) {
+    models::load_parameter(saved, name, value);
+  };
+  std::vector<models::SavedParameter> parameters;
+  std::set<std::string> names; // a tied head repeats the embedding
+  int64_t elements = 0;
+  for (const models::LayerShape& layer : model.layer_shapes()) {
+    for (const auto& parameter : layer.parameters) {
+      const std::string name = concat(layer.name, '.', parameter.name);
+      if (!names.insert(name).second) {
+        continue;
+      }
+      const std::vector<int64_t>& sizes = parameter.sizes;
+      parameters.push_back({name, sizes, [&read, &lora, name, sizes] {
+                              at::Tensor value = at::empty(sizes, at::kFloat);
+                              read(name, value);
+                              merge_adapter(name, value, lora, read);
+                              return value;
+                            }});
+      elements += c10::multiply_integers(sizes);
+    }
+  }
+  models::save_huggingface(family_of(model), parameters, folder, {.dtype = dtype});
+  return elements;
+}
+
+// `kept`: config.json of the folder that the run began with.
+void write_config(const checkpoint::Checkpoint& saved, const config::ModelConfig& model, const ordered_json& kept,
+                  at::ScalarType dtype, const fs::path& file) {
+  ordered_json described = config_of(model, kept);
+  const std::vector<std::string> labels = kept_labels(saved.folder());
+  for (size_t i = 0; i < labels.size(); ++i) {
+    described["id2label"][std::to_string(i)] = labels[i];
+  }
+  if (!labels.empty()) {
+    described["label2id"] = ordered_json::object();
+    for (const auto& [id, name] : described["id2label"].items()) {
+      described["label2id"][name.get<std::string>()] = std::stoll(id);
+    }
+  }
+  described.erase("dtype");
+  described["torch_dtype"] = name_of(dtype); // transformers of any version reads it
+  write_file_atomically(file, described.dump(2) + "\n");
+}
+
 } // namespace
 
 std::optional<int64_t> check_export_folder(const fs::path& folder, const fs::path& source) {
@@ -231,11 +281,16 @@ std::optional<int64_t> check_export_folder(const fs::path& folder, const fs::pat
   return mark.step;
 }
 
-Exported export_model(const fs::path& from, const fs::path& folder, std::optional<at::ScalarType> dtype) {
+Exported export_model(const fs::path& from, const fs::path& folder, std::optional<at::ScalarType> dtype, bool merge) {
   const auto saved = checkpoint::Checkpoint::open(from);
   const config::RunConfig run = config::read_run(
       JsonNode::parse(saved.config().dump(), (saved.folder() / "manifest.json").string()), saved.folder());
-  const config::ModelConfig model = model_in(saved, run);
+  config::ModelConfig model = model_in(saved, run);
+  const models::LoraOptions lora = model.is_language() ? model.lora() : models::LoraOptions();
+  if (merge && !lora.on()) {
+    throw InputError("export", concat(saved.folder().string(), " has no adapters that could be merged"),
+                     "Leave --merge out.");
+  }
   check_export_folder(folder, run.model.init_from());
   Replacement made(resolved(folder));
 
@@ -244,27 +299,18 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
   std::error_code ignored;
   const ordered_json kept =
       fs::exists(config_file, ignored) ? JsonNode::parse_file(config_file).plain() : ordered_json::object();
-  Exported out{saved.step(), 0, dtype.value_or(type_in(kept)), std::nullopt};
-
-  std::vector<models::SavedParameter> parameters;
-  std::set<std::string> names; // a tied head repeats the embedding
-  for (const models::LayerShape& layer : model.layer_shapes()) {
-    for (const auto& parameter : layer.parameters) {
-      const std::string name = concat(layer.name, '.', parameter.name);
-      if (!names.insert(name).second) {
-        continue;
-      }
-      const std::vector<int64_t>& sizes = parameter.sizes;
-      parameters.push_back({name, sizes, [&saved, name, sizes] {
-                              at::Tensor value = at::empty(sizes, at::kFloat);
-                              models::load_parameter(saved, name, value);
-                              return value;
-                            }});
-      out.parameters += c10::multiply_integers(sizes);
-    }
-  }
+  Exported out{saved.step(), 0, dtype.value_or(type_in(kept)), lora.on() && !merge, std::nullopt};
   try {
-    models::save_huggingface(family_of(model), parameters, made.path(), {.dtype = out.dtype});
+    if (out.is_adapter) {
+      out.dtype = dtype.value_or(at::kFloat);
+      fs::remove(config_file, ignored); // of the base model
+      fs::remove(made.path() / "generation_config.json", ignored);
+      out.parameters = export_adapter(saved, run, model, out.dtype, made.path());
+    } else {
+      model.lora() = {};
+      out.parameters = save_weights(saved, model, lora, out.dtype, made.path());
+      write_config(saved, model, kept, out.dtype, config_file);
+    }
   } catch (const Error&) {
     if (fs::exists(saved.folder(), ignored)) {
       throw;
@@ -272,21 +318,6 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
     throw Error("export", concat(saved.folder().string(), " was removed while it was read, perhaps by its training"),
                 "Export again, or raise training.keep_checkpoints.");
   }
-
-  ordered_json described = config_of(model, kept);
-  const std::vector<std::string> labels = kept_labels(saved.folder());
-  for (size_t i = 0; i < labels.size(); ++i) {
-    described["id2label"][std::to_string(i)] = labels[i];
-  }
-  if (!labels.empty()) {
-    described["label2id"] = ordered_json::object();
-    for (const auto& [id, name] : described["id2label"].items()) {
-      described["label2id"][name.get<std::string>()] = std::stoll(id);
-    }
-  }
-  described.erase("dtype");
-  described["torch_dtype"] = name_of(out.dtype); // transformers of any version reads it
-  write_file_atomically(config_file, described.dump(2) + "\n");
   write_export_mark(made.path(), out.step);
   for (const auto& item : fs::directory_iterator(made.path())) { // weights are written as those of a run, for its user
     fs::permissions(item.path(), fs::perms{0644}, ignored);

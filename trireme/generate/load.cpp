@@ -3,15 +3,19 @@
 #include <trireme/base/error.h>
 #include <trireme/base/json.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/config/adapter_config.h>
 #include <trireme/config/huggingface_folder.h>
 #include <trireme/config/huggingface_model.h>
 #include <trireme/config/run_file.h>
+#include <trireme/generate/merge.h>
 #include <trireme/generate/model_files.h>
+#include <trireme/models/adapter_files.h>
 #include <trireme/tokenizer/tokenizer_files.h>
 
 #include <torch/utils.h>
 
 #include <string>
+#include <utility>
 
 namespace trireme::generate {
 namespace {
@@ -60,9 +64,14 @@ Trained load_checkpoint(const fs::path& path) {
     model.set_vocab_size(trained.tokenizer->vocab_size());
   }
   model.init_from().clear(); // the checkpoint has the weights
+  const models::LoraOptions lora = std::exchange(model.lora(), {});
   trained.model = models::LanguageModel(model.language());
+  const ReadParameter read = [&saved](const std::string& name, const at::Tensor& value) {
+    saved.read_into(name, 0, value.detach());
+  };
   for (const auto& item : trained.model.module()->named_parameters()) {
-    saved.read_into(item.key(), 0, item.value().detach());
+    read(item.key(), item.value());
+    merge_adapter(item.key(), item.value(), lora, read);
   }
   trained.end_tokens = tokenizer::end_token_ids_in(kept_folder(saved.folder()));
   trained.step = saved.step();
@@ -75,11 +84,45 @@ Trained load_checkpoint(const fs::path& path) {
   return trained;
 }
 
+// Adds a PEFT folder's adapters to the weights.
+void merge(const fs::path& adapter, Trained& trained) {
+  models::TransformerShape shape = trained.model.shape();
+  shape.lora = config::read_adapter_config(adapter, models::linear_names(shape));
+  const ReadParameter read = models::adapter_values(adapter, models::layer_shapes(shape));
+  for (const auto& item : trained.model.module()->named_parameters()) {
+    merge_adapter(item.key(), item.value(), shape.lora, read);
+  }
+}
+
+// The Hugging Face folder that a PEFT folder names as its base model.
+fs::path base_folder(const fs::path& adapter) {
+  const fs::path base = config::base_of_adapter(adapter);
+  std::error_code ignored;
+  if (!fs::is_regular_file(base / "config.json", ignored)) {
+    throw InputError("generate",
+                     concat((adapter / config::kAdapterConfig).string(), ": the base model \"", base.string(),
+                            "\" is not a Hugging Face folder of this machine"),
+                     concat("Name the base model's folder instead, with --adapter ", adapter.string(), '.'));
+  }
+  return base;
+}
+
 } // namespace
 
-Trained load(const fs::path& path) {
+Trained load(const fs::path& path, const fs::path& adapter) {
   std::error_code ignored;
-  return fs::is_regular_file(path / "config.json", ignored) ? load_huggingface(path) : load_checkpoint(path);
+  if (!adapter.empty()) {
+    Trained trained = load(path);
+    merge(adapter, trained);
+    return trained;
+  }
+  if (fs::is_regular_file(path / "config.json", ignored)) {
+    return load_huggingface(path);
+  }
+  if (fs::is_regular_file(path / config::kAdapterConfig, ignored)) {
+    return load(base_folder(path), path);
+  }
+  return load_checkpoint(path);
 }
 
 } // namespace trireme::generate

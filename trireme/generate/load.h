@@ -23,8 +23,10 @@ struct Trained {
   std::filesystem::path files;
 };
 
-/// Reads a Hugging Face folder (config.json in it), or the newest intact checkpoint of a run folder or checkpoints
-/// folder, or the given checkpoint. Errors: InputError when there is none, or its model is no language model.
-Trained load(const std::filesystem::path& path);
+/// Reads a Hugging Face folder (config.json in it), a folder of PEFT whose base model is a folder of this machine, the
+/// newest intact checkpoint of a run folder or checkpoints folder, or the given checkpoint. `adapter`: a folder of PEFT
+/// for this model; empty: none. Adapters are merged into the weights. Errors: InputError when there is none, its model
+/// is no language model, or the adapter belongs to another base model.
+Trained load(const std::filesystem::path& path, const std::filesystem::path& adapter = {});
 
 } // namespace trireme::generate

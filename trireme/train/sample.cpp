@@ -5,6 +5,7 @@
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/generate/export_adapter.h>
 #include <trireme/generate/export_model.h>
 #include <trireme/generate/model_files.h>
 #include <trireme/generate/sample.h>
@@ -18,7 +19,12 @@ std::string sample_of(const config::RunConfig& run, Task& task, const data::Toke
                       const std::optional<std::filesystem::path>& checkpoints) {
   if (checkpoints) {
     models::LanguageOptions options = *task.language_options;
-    std::visit([](auto& family) { family.init_from.clear(); }, options);
+    std::visit(
+        [](auto& family) {
+          family.init_from.clear();
+          family.lora.init_from.clear();
+        },
+        options);
     task.language = models::LanguageModel(options);
     const auto saved = checkpoint::Checkpoint::open(*checkpoints);
     for (const auto& item : task.language.module()->named_parameters()) {
@@ -45,6 +51,9 @@ void check_export(const config::RunConfig& run, const std::filesystem::path& run
                      "Name another folder.");
   }
   generate::check_export_folder(folder, run.model.init_from());
+  if (run.training.lora) {
+    generate::base_folder_of(run);
+  }
 }
 
 void export_run(const config::RunConfig& run, const std::filesystem::path& run_folder, comm::World& world,

@@ -1,0 +1,297 @@
+// "training.lora" and "model.adapter": the same training as plain PyTorch's in every layout (reference_lora.py, whose
+// steps are those of PEFT), and adapters exchanged in PEFT's folders.
+#include "small_training.h"
+
+#include <tests/support/command.h>
+#include <tests/support/folders.h>
+#include <tests/support/made_once.h>
+#include <tests/support/run_ranks.h>
+
+#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/checkpoint/safetensors.h>
+#include <trireme/generate/export_model.h>
+#include <trireme/generate/load.h>
+#include <trireme/models/options.h>
+#include <trireme/monitor/metrics.h>
+#include <trireme/train/run_estimate.h>
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <vector>
+
+namespace trireme::tools {
+namespace {
+
+using test::on_ranks;
+using test::run_ranks;
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+
+constexpr int kLoraSteps = 20;
+
+struct LoraStep {
+  double loss = 0;
+  double norm = 0;
+};
+
+std::vector<LoraStep> lora_steps(int ranks, const json& run, bool resume = false) {
+  on_ranks(ranks, [&](comm::World& world) { run_training(world, run, resume); });
+  std::vector<LoraStep> steps;
+  for (const monitor::StepMetrics& step : monitor::read_metrics(out() / "metrics.jsonl")) {
+    steps.push_back({step.loss.value_or(-1), step.grad_norm.value_or(-1)});
+  }
+  return steps;
+}
+
+std::vector<double> lora_losses(int ranks, const json& run, bool resume = false) {
+  std::vector<double> losses;
+  for (const LoraStep& step : lora_steps(ranks, run, resume)) {
+    losses.push_back(step.loss);
+  }
+  return losses;
+}
+
+checkpoint::Checkpoint trained_checkpoint() {
+  return checkpoint::Checkpoint::open(out() / "checkpoints");
+}
+
+class LoraRunTest : public SmallTrainingTest {
+ protected:
+  LoraRunTest() { folder(); } // this process's, not a rank's
+  // What PyTorch makes of the script's models.
+  static const fs::path& models() {
+    static const fs::path made = test::made_once("lora_models", [](const fs::path& folder) {
+      const auto [status, output] = python(folder, concat("make ", folder.string(), ' ', kLoraSteps));
+      ASSERT_EQ(status, 0) << output;
+      write_file_atomically(folder / "curves", output);
+    });
+    return made;
+  }
+  static std::pair<int, std::string> python(const fs::path& folder, const std::string& arguments) {
+    const std::string log = (folder / "python.log").string();
+    return test::run_command(concat('"', test::python(), "\" \"", test::source_dir(),
+                                    "/tests/tools/reference_lora.py\" ", arguments, " 2> ", log, " || (cat ", log,
+                                    "; exit 1)"));
+  }
+  static json with_adapter(const std::string& name, const char* more = "{}") {
+    json run = {
+        {"model", {{"from", models() / name}, {"adapter", models() / (name + "-adapter")}, {"sequence_length", 16}}},
+        {"data", {{"type", "tokens"}, {"train", models() / (name + ".tokens")}, {"shuffle", false}}},
+        {"training", {{"steps", kLoraSteps}}},
+        {"engine",
+         {{"train_batch_size", 8},
+          {"gradient_clipping", 1.0},
+          {"optimizer",
+           {{"type", "AdamW"}, {"params", {{"lr", 3e-3}, {"betas", {0.9, 0.95}}, {"weight_decay", 0.1}}}}}}}};
+    run.merge_patch(json::parse(more));
+    return run;
+  }
+  static void expect_curve(const std::string& name, const std::vector<LoraStep>& steps) {
+    std::istringstream lines(read_file(models() / "curves"));
+    std::string which;
+    size_t i = 0;
+    for (LoraStep step; lines >> which >> step.loss >> step.norm;) {
+      if (which == name) {
+        ASSERT_LT(i, steps.size());
+        EXPECT_NEAR(steps[i].loss, step.loss, 1e-4 * step.loss) << "step " << i + 1;
+        EXPECT_NEAR(steps[i].norm, step.norm, 1e-3 * step.norm) << "step " << i + 1;
+        ++i;
+      }
+    }
+    EXPECT_EQ(i, kLoraSteps);
+  }
+};
+
+// From nothing: no Hugging Face folder, A random and B zero.
+json fresh_lora(const std::string& type, const json& lora, const char* more = "{}") {
+  json run = common();
+  run["model"]["type"] = type;
+  run["model"]["layers"] = 2;
+  run["training"]["steps"] = 6;
+  run["training"]["lora"] = lora;
+  run.merge_patch(json::parse(more));
+  return run;
+}
+
+TEST_F(LoraRunTest, TrainsAsPyTorchInEveryLayout) {
+  for (const auto& [name, ranks, layout] : std::vector<std::tuple<std::string, int, const char*>>{
+           {"gpt2", 1, "{}"},
+           {"llama", 1, "{}"},
+           {"llama", 2, R"({"engine": {"zero_optimization": {"stage": 0}}})"},
+           {"gpt2", 2, R"({"engine": {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}})"},
+           {"llama", 2, R"({"engine": {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}})"},
+           {"llama", 2, R"({"parallel": {"pipe": 2}, "engine": {"gradient_accumulation_steps": 2}})"},
+           {"gpt2", 2,
+            R"({"parallel": {"pipe": 2, "schedule": "zero-bubble"}, "engine": {"gradient_accumulation_steps": 2}})"},
+           {"gpt2", 2, R"({"parallel": {"tensor": 2}})"},
+           {"llama", 2, R"({"parallel": {"tensor": 2}})"},
+           {"llama", 2, R"({"parallel": {"tensor": 2, "sequence_parallel": true}})"},
+           {"llama", 2,
+            R"({"parallel": {"context": 2}, "engine": {"activation_checkpointing": {"policy": "recompute"}}})"}}) {
+    SCOPED_TRACE(concat(name, ' ', layout));
+    expect_curve(name, lora_steps(ranks, with_adapter(name, layout)));
+  }
+}
+
+TEST_F(LoraRunTest, AdaptersComeBackToPeft) {
+  for (const auto& [name, ranks, layout] : std::vector<std::tuple<std::string, int, const char*>>{
+           {"gpt2", 2, R"({"parallel": {"tensor": 2}})"}, {"llama", 1, "{}"}}) {
+    SCOPED_TRACE(name);
+    json run = with_adapter(name, layout);
+    const fs::path adapter = models() / (name + "-exported");
+    const fs::path merged = models() / (name + "-merged");
+    fs::remove_all(adapter);
+    fs::remove_all(merged);
+    run["training"]["export"] = adapter;
+    lora_steps(ranks, run);
+    on_ranks(1, [&](comm::World&) {
+      const generate::Exported whole = generate::export_model(out(), merged, std::nullopt, /*merge=*/true);
+      EXPECT_FALSE(whole.is_adapter);
+      // Generation merges them too, from wherever they are.
+      const at::Tensor tokens = at::arange(32).view({2, 16});
+      const at::Tensor expected = generate::load(merged).model.forward(tokens);
+      const fs::path base = models() / name;
+      for (const auto& [from, with] : {std::pair(out(), fs::path()), {base, adapter}, {adapter, fs::path()}}) {
+        const at::Tensor logits = generate::load(from, with).model.forward(tokens);
+        EXPECT_LT((logits - expected).abs().max().item<double>(), 1e-5) << from << ' ' << with;
+      }
+      EXPECT_GT((generate::load(base).model.forward(tokens) - expected).abs().max().item<double>(), 1e-2);
+    });
+  }
+  const auto [status, output] = python(models(), concat("compare ", models().string()));
+  ASSERT_EQ(status, 0) << output;
+  std::istringstream lines(output);
+  size_t count = 0;
+  std::string name;
+  for (double adapters = 1, logits = 1; lines >> name >> adapters >> logits; ++count) {
+    EXPECT_LT(adapters, 1e-3) << name;
+    EXPECT_LT(logits, 1e-5) << name;
+  }
+  EXPECT_EQ(count, 2u);
+}
+
+// Without a folder to begin with: initial values, dropout's masks and norms do not depend on the layout.
+TEST_F(LoraRunTest, BeginsWithTheSameValuesInEveryLayout) {
+  const json lora = {{"rank", 3}, {"alpha", 12}, {"targets", "proj|c_fc"}};
+  for (const char* const type : {"gpt", "llama"}) {
+    const std::vector<double> one = lora_losses(1, fresh_lora(type, lora));
+    ASSERT_EQ(one.size(), 6u);
+    EXPECT_LT(one.back(), one.front());
+    for (const char* const layout : {R"({"parallel": {"tensor": 2}})",
+                                     R"({"parallel": {"pipe": 2}, "engine": {"gradient_accumulation_steps": 2}})"}) {
+      SCOPED_TRACE(concat(type, layout));
+      const std::vector<double> losses = lora_losses(2, fresh_lora(type, lora, layout));
+      ASSERT_EQ(losses.size(), one.size());
+      for (size_t step = 0; step < one.size(); ++step) {
+        EXPECT_NEAR(losses[step], one[step], 1e-5 * one[step]) << "step " << step;
+      }
+    }
+  }
+}
+
+TEST_F(LoraRunTest, OnlyAdaptersAreTrainedAndHaveStates) {
+  const json run = fresh_lora("llama", {{"rank", 2}, {"targets", "q_proj"}, {"dropout", 0.2}},
+                              R"({"training": {"freeze": "1.*lora_A"}})");
+  json first = run;
+  first["training"]["steps"] = 1;
+  first["engine"]["optimizer"] = {{"type", "SGD"}, {"params", {{"lr", 0}}}};
+  lora_losses(2, first);
+  std::map<std::string, std::string> before;
+  for (const std::string& name : trained_checkpoint().names("parameter")) {
+    before[name] = digest(trained_checkpoint().read(name));
+  }
+  lora_losses(2, run);
+  std::set<std::string> trained;
+  for (const std::string& name : trained_checkpoint().names("parameter")) {
+    if (digest(trained_checkpoint().read(name)) != before.at(name)) {
+      trained.insert(name);
+    }
+  }
+  const std::string layer = "model.layers.0.self_attn.q_proj.";
+  EXPECT_EQ(trained, (std::set<std::string>{layer + "lora_A.weight", layer + "lora_B.weight",
+                                            "model.layers.1.self_attn.q_proj.lora_B.weight"}));
+  for (const std::string& name : trained_checkpoint().names("optimizer")) {
+    EXPECT_TRUE(std::any_of(trained.begin(), trained.end(), [&](const auto& known) { return name.ends_with(known); }))
+        << name;
+  }
+  const plan::RunEstimate estimated = train::describe_run(read(run), 2);
+  EXPECT_EQ(estimated.trained, 2 * 16 + 2 * 16 + 2 * 16);
+  EXPECT_EQ(static_cast<size_t>(estimated.parameters), [&] {
+    int64_t all = 0;
+    for (const std::string& name : trained_checkpoint().names("parameter")) {
+      all += trained_checkpoint().read(name).numel();
+    }
+    return static_cast<size_t>(all);
+  }());
+}
+
+// Recomputation repeats dropout's masks, and so does a resumed run, to the bit.
+TEST_F(LoraRunTest, RepeatsDropoutToTheBit) {
+  const json lora = {{"rank", 2}, {"dropout", 0.3}};
+  const std::vector<double> whole = lora_losses(2, fresh_lora("gpt", lora));
+  EXPECT_EQ(
+      lora_losses(2, fresh_lora("gpt", lora, R"({"engine": {"activation_checkpointing": {"policy": "recompute"}}})")),
+      whole);
+  EXPECT_NE(lora_losses(2, fresh_lora("gpt", {{"rank", 2}})), whole);
+  for (const char* const layout :
+       {R"({"engine": {"zero_optimization": {"stage": 3}}})", R"({"parallel": {"tensor": 2}})"}) {
+    SCOPED_TRACE(layout);
+    const json run = fresh_lora("llama", lora, layout);
+    const std::vector<double> uninterrupted = lora_losses(2, run);
+    json half = run;
+    half["training"]["steps"] = 3;
+    lora_losses(2, half);
+    EXPECT_EQ(lora_losses(2, run, /*resume=*/true), uninterrupted);
+  }
+}
+
+TEST_F(LoraRunTest, BadInputIsRefusedInOneSentence) {
+  const auto refusal = [](const json& run) {
+    const std::vector<std::string> lines = run_ranks(1, [&](comm::World& world) { run_training(world, run); });
+    return lines.empty() ? std::string("accepted") : lines.front();
+  };
+  EXPECT_THAT(refusal(fresh_lora("gpt", {{"targets", {"c_attn", "q_proj"}}})),
+              AllOf(HasSubstr("training.lora.targets[1]: \"q_proj\" matches no linear layer of the model's blocks"),
+                    HasSubstr("They have: attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj.")));
+  EXPECT_THAT(refusal(fresh_lora("llama", {{"targets", "embed_tokens"}})), HasSubstr("matches no linear layer"));
+  EXPECT_THAT(refusal(fresh_lora("llama", {{"targets", "(q"}})), HasSubstr("is not a regular expression"));
+  EXPECT_THAT(refusal(fresh_lora("llama", {{"rank", 0}})), HasSubstr("training.lora.rank"));
+  EXPECT_THAT(refusal(fresh_lora("llama", {{"dropout", 1}})), HasSubstr("training.lora.dropout"));
+  json bert = fresh_lora("bert", {{"rank", 2}});
+  bert["model"]["mask_token"] = 259;
+  EXPECT_THAT(refusal(bert), HasSubstr("training.lora: only a gpt or llama can have adapters"));
+  json exported = fresh_lora("llama", {{"rank", 2}});
+  exported["training"]["export"] = (folder() / "exported").string();
+  EXPECT_THAT(refusal(exported), HasSubstr("training.export: adapters are exported for a base model"));
+  json all = fresh_lora("llama", {{"rank", 2}});
+  all["training"]["freeze"] = "lora";
+  EXPECT_THAT(refusal(all), HasSubstr("match all adapters of the model, so nothing is left to train"));
+
+  // Adapters of another base.
+  json other = with_adapter("gpt2");
+  other["model"]["adapter"] = models() / "llama-adapter";
+  EXPECT_THAT(refusal(other), AllOf(HasSubstr("target_modules: the model has no such linear layer in its blocks"),
+                                    HasSubstr("belongs to another base model")));
+  json narrow = fresh_lora("llama", nullptr);
+  narrow["model"]["adapter"] = models() / "llama-adapter";
+  EXPECT_THAT(refusal(narrow), AllOf(HasSubstr("has shape"), HasSubstr("belongs to another base model")));
+  narrow["model"].update({{"hidden", 32}, {"heads", 4}, {"kv_heads", 2}, {"intermediate", 72}, {"layers", 1}});
+  EXPECT_THAT(refusal(narrow), HasSubstr("the model has no place for the tensor"));
+  narrow["model"]["layers"] = 3;
+  EXPECT_THAT(refusal(narrow), HasSubstr("there is no tensor"));
+  json rank = with_adapter("llama");
+  rank["training"]["lora"] = {{"rank", 5}};
+  EXPECT_THAT(refusal(rank),
+              AllOf(HasSubstr("training.lora.rank: rank is 5, but that of model.adapter"), HasSubstr("is 4")));
+  json missing = with_adapter("llama");
+  missing["model"]["adapter"] = models() / "llama";
+  EXPECT_THAT(refusal(missing), HasSubstr("adapter_config.json, which a PEFT folder has"));
+}
+
+} // namespace
+} // namespace trireme::tools

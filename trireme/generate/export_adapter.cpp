@@ -1,0 +1,55 @@
+#include <trireme/generate/export_adapter.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/config/adapter_config.h>
+#include <trireme/models/adapter_files.h>
+#include <trireme/models/checkpoint_weights.h>
+
+#include <ATen/ops/empty.h>
+
+#include <string>
+#include <vector>
+
+namespace trireme::generate {
+
+namespace fs = std::filesystem;
+
+fs::path base_folder_of(const config::RunConfig& run) {
+  const fs::path& from = run.model.init_from();
+  std::error_code ignored;
+  const fs::path folder = fs::is_regular_file(from, ignored) ? from.parent_path() : from;
+  if (folder.empty() || checkpoint::find_newest(folder)) {
+    throw InputError("export", "the run did not begin with a Hugging Face folder, to which its adapters would belong",
+                     "Write the model with its adapters merged into the weights: trireme export --merge.");
+  }
+  return folder;
+}
+
+int64_t export_adapter(const checkpoint::Checkpoint& saved, const config::RunConfig& run,
+                       const config::ModelConfig& model, at::ScalarType dtype, const fs::path& folder) {
+  const fs::path base = base_folder_of(run);
+  std::vector<models::AdapterTensor> tensors;
+  int64_t elements = 0;
+  for (const models::LayerShape& layer : model.layer_shapes()) {
+    for (const auto& parameter : layer.parameters) {
+      const std::string name = concat(layer.name, '.', parameter.name);
+      if (!models::is_adapter(name)) {
+        continue;
+      }
+      const at::Tensor value = at::empty(parameter.sizes, at::kFloat);
+      models::load_parameter(saved, name, value);
+      elements += value.numel();
+      tensors.push_back({name, value.to(dtype)});
+    }
+  }
+  models::save_adapter(tensors, folder);
+  const bool transposed = model.kind == config::ModelConfig::Kind::gpt;
+  const auto described =
+      config::write_adapter_config(model.lora(), models::linear_names(model.shape()), base.string(), transposed);
+  write_file_atomically(folder / config::kAdapterConfig, described.dump(2) + "\n");
+  return elements;
+}
+
+} // namespace trireme::generate
