@@ -132,6 +132,12 @@ TEST_F(TokenFilesTest, WhatDoesNotFitTogetherIsRefused) {
   EXPECT_EQ(refused({narrow}, 0, 2), "");
   const fs::path other = make_shards("other", 100, {.tokenizer_hash = 8});
   EXPECT_THAT(refused({narrow, other}), HasSubstr("were made with different tokenizers"));
+  DataOptions options;
+  options.kind = DataOptions::Kind::tokens;
+  options.sequence_length = 2;
+  options.train = {narrow};
+  options.validation = {other};
+  EXPECT_THAT(input_error([&] { make_datasets(options); }), HasSubstr("the validation data, were made with different"));
 }
 
 TEST_F(TokenFilesTest, DamagedShardsAreNamed) {

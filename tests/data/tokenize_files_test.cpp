@@ -251,6 +251,56 @@ TEST_F(TokenizeFilesTest, TheEndTokenIsThatOfTheTokenizersFiles) {
   EXPECT_EQ(end(pair), (std::vector<int32_t>{0, 1, 2})) << "first of all";
 }
 
+// A part that ends with bytes of no character.
+TEST_F(TokenizeFilesTest, BytesThatBeginNoCharacterAreCutAnywhere) {
+  const std::string text = std::string(1000, 'a') + std::string(600'000, '\x80') + " the end";
+  TokenizeOptions wanted = options({write("a.txt", text)});
+  wanted.force = true;
+  EXPECT_EQ(tokenize_files(wanted).index.tokens, std::ssize(text));
+}
+
+TEST_F(TokenizeFilesTest, JsonLinesHaveTwoNamesInAnyCase) {
+  for (const char* name : {"a.ndjson", "b.JSONL"}) {
+    TokenizeOptions wanted = options({write(name, "{\"text\": \"abc\"}\n")});
+    wanted.force = true;
+    EXPECT_EQ(tokenize_files(wanted).index.tokens, 3) << name;
+  }
+}
+
+TEST_F(TokenizeFilesTest, ALinkedFolderGetsTheShards) {
+  fs::create_directories(folder_ / "real");
+  fs::create_directory_symlink("real", folder_ / "link");
+  TokenizeOptions wanted = options({write("a.txt", "first")});
+  wanted.out = folder_ / "link";
+  tokenize_files(wanted);
+  const std::string before = bytes_of_shards(folder_ / "real");
+  wanted.inputs = {write("b.txt", "second")};
+  wanted.force = true;
+  tokenize_files(wanted);
+  EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
+  EXPECT_NE(bytes_of_shards(folder_ / "real"), before);
+}
+
+// What has appeared at the place since the start stays, and so do the new shards.
+TEST_F(TokenizeFilesTest, WhatAppearsMeanwhileIsNotReplaced) {
+  const fs::path place = folder_ / "out";
+  fs::path kept;
+  {
+    NewFolder folder = make_output_folder(place, /*replace=*/true);
+    write_file_atomically(folder.path() / "shard", "new");
+    fs::create_directories(place);
+    write("out/results", "mine");
+    EXPECT_THAT(input_error([&] { put_in_place(folder, /*replace=*/true); }), HasSubstr("are no token shards"));
+  }
+  EXPECT_EQ(read_file(place / "results"), "mine");
+  for (const auto& item : fs::directory_iterator(folder_)) {
+    if (item.path().filename().string().starts_with("out.finished.")) {
+      kept = item.path();
+    }
+  }
+  EXPECT_EQ(read_file(kept / "shard"), "new");
+}
+
 TEST_F(TokenizeFilesTest, AFinishedFolderIsKeptAndNothingElseIsLeft) {
   TokenizeOptions wanted = options({write("a.txt", "first")});
   fs::create_directories(folder_ / "out");

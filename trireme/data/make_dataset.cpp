@@ -11,6 +11,7 @@
 #include <trireme/data/token_cache/text_cache.h>
 #include <trireme/data/token_files/tokenizer_hash.h>
 #include <trireme/data/tokens.h>
+#include <trireme/tokenizer/tokenizer_files.h>
 
 #include <algorithm>
 #include <string>
@@ -51,9 +52,24 @@ Datasets open_tokens(const DataOptions& options, Share checked) {
     tokens->check(checked); // fail now, not in the last epoch
     return tokens;
   };
-  result.train = open(options.train);
+  const auto train = open(options.train);
+  result.train = train;
+  uint64_t made_with = train->tokenizer_hash(); // 0: unknown
   if (!options.validation.empty()) {
-    result.validation = open(options.validation);
+    const auto validation = open(options.validation);
+    result.validation = validation;
+    if (made_with != 0 && validation->tokenizer_hash() != 0 && validation->tokenizer_hash() != made_with) {
+      throw InputError("data",
+                       concat(source_name(options.train), " and ", source_name(options.validation),
+                              ", the validation data, were made with different tokenizers"),
+                       "Make one of them again with the other's tokenizer.");
+    }
+    made_with = made_with == 0 ? validation->tokenizer_hash() : made_with;
+  }
+  if (made_with != 0 && !options.tokenizer.empty() &&
+      made_with != tokenizer_hash(tokenizer::deciding_files(options.tokenizer))) {
+    log::warning(source_name(options.train), " was made with another tokenizer than ", options.tokenizer,
+                 ", the run's: its ids may mean other tokens");
   }
   return result;
 }
@@ -171,7 +187,7 @@ std::optional<double> mean_bytes_per_token(const DataOptions& options, const std
   return bytes / weights;
 }
 
-void check_tokenizer(const MixtureSet& set, const Dataset& tokens, const std::string& tokenizer) {
+void check_tokenizer_of_mixture(const MixtureSet& set, const Dataset& tokens, const std::string& tokenizer) {
   const auto* const shards = dynamic_cast<const TokensDataset*>(&tokens);
   if (tokenizer.empty() || shards == nullptr || shards->tokenizer_hash() == 0 ||
       shards->tokenizer_hash() == tokenizer_hash(tokenizer::tokenizer_files(tokenizer))) {
@@ -197,9 +213,10 @@ Datasets open_mixture(const DataOptions& options, Share checked, const fs::path&
     sets.push_back(own.kind == DataOptions::Kind::text ? open_text(own, token_cache, result.tokenizer)
                                                        : open_tokens(own, checked));
     const Datasets& opened = sets.back();
-    check_tokenizer(set, *opened.train, options.tokenizer);
+    check_tokenizer_of_mixture(set, *opened.train, options.tokenizer);
     trained.push_back({opened.train, set.weight, source_name(own.train)});
     if (opened.validation != nullptr) {
+      check_tokenizer_of_mixture(set, *opened.validation, options.tokenizer);
       held_out.push_back(opened.validation);
     }
   }
@@ -262,6 +279,32 @@ Datasets open_images(const DataOptions& options) {
   return result;
 }
 
+Datasets open_all(const DataOptions& options, Share checked, const fs::path& token_cache) {
+  using Kind = DataOptions::Kind;
+  if (options.train.empty() && options.kind != Kind::of_program && options.kind != Kind::mixture) {
+    throw InputError("data", "no train files given", "Set data.train in the run file.");
+  }
+  const auto masked_if_asked = [&](Datasets windows) {
+    return options.mask_fraction > 0 ? masked(std::move(windows), options) : std::move(windows);
+  };
+  switch (options.kind) {
+    case Kind::tokens:
+      return masked_if_asked(open_tokens(options, checked));
+    case Kind::text:
+      return masked_if_asked(
+          open_text(options, token_cache, open_tokenizer(tokenizer_name(options), options.vocab_size)));
+    case Kind::mixture:
+      return masked_if_asked(open_mixture(options, checked, token_cache));
+    case Kind::labelled_text:
+      return open_labelled_text(options, token_cache);
+    case Kind::images:
+      return open_images(options);
+    case Kind::of_program:
+      break;
+  }
+  throw Error("data", "these samples are made by the program that registered their type");
+}
+
 } // namespace
 
 bool has_texts(const DataOptions& options) {
@@ -297,29 +340,13 @@ void prepare_tokens(const DataOptions& options, const fs::path& token_cache) {
 }
 
 Datasets make_datasets(const DataOptions& options, Share checked, const fs::path& token_cache) {
-  using Kind = DataOptions::Kind;
-  if (options.train.empty() && options.kind != Kind::of_program && options.kind != Kind::mixture) {
-    throw InputError("data", "no train files given", "Set data.train in the run file.");
+  std::optional<uint64_t> hash; // first: files that change while they are read have another one afterwards
+  if (!options.tokenizer.empty()) {
+    hash = tokenizer_hash(tokenizer::deciding_files(options.tokenizer));
   }
-  const auto masked_if_asked = [&](Datasets windows) {
-    return options.mask_fraction > 0 ? masked(std::move(windows), options) : std::move(windows);
-  };
-  switch (options.kind) {
-    case Kind::tokens:
-      return masked_if_asked(open_tokens(options, checked));
-    case Kind::text:
-      return masked_if_asked(
-          open_text(options, token_cache, open_tokenizer(tokenizer_name(options), options.vocab_size)));
-    case Kind::mixture:
-      return masked_if_asked(open_mixture(options, checked, token_cache));
-    case Kind::labelled_text:
-      return open_labelled_text(options, token_cache);
-    case Kind::images:
-      return open_images(options);
-    case Kind::of_program:
-      break;
-  }
-  throw Error("data", "these samples are made by the program that registered their type");
+  Datasets datasets = open_all(options, checked, token_cache);
+  datasets.tokenizer_hash = hash;
+  return datasets;
 }
 
 std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split split) {

@@ -27,6 +27,8 @@ struct Datasets {
   std::shared_ptr<const Dataset> validation = nullptr;
   /// The tokenizer; null for images, and for tokens whose options name none.
   std::shared_ptr<const Tokenizer> tokenizer = nullptr;
+  /// Of its files as they were read (token_files/tokenizer_hash.h); none for a program's own data.
+  std::optional<uint64_t> tokenizer_hash = std::nullopt;
   /// Text that is not masked only: bytes per token of the validation text, else of the train text. A loss in nats per
   /// token divided by it is in nats per byte.
   std::optional<double> bytes_per_token = std::nullopt;

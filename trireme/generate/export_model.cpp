@@ -1,9 +1,9 @@
 #include <trireme/generate/export_model.h>
 
-#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/json.h>
+#include <trireme/base/new_folder.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/config/huggingface_model.h>
 #include <trireme/config/run_file.h>
@@ -19,18 +19,7 @@
 #include <c10/util/accumulate.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <functional>
-#include <random>
 #include <set>
-
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 namespace trireme::generate {
 namespace {
@@ -52,126 +41,6 @@ at::ScalarType type_in(const ordered_json& config) {
     }
   }
   return at::kFloat;
-}
-
-// A link's own folder: what replaces it is there, not in the place of the link.
-fs::path resolved(const fs::path& folder) {
-  const fs::path whole = fs::absolute(folder).lexically_normal();
-  std::error_code failed;
-  const fs::path canonical = fs::canonical(whole.has_filename() ? whole : whole.parent_path(), failed);
-  return failed ? (whole.has_filename() ? whole : whole.parent_path()) : canonical;
-}
-
-// A new folder beside `folder`, which takes its place.
-class Replacement {
- public:
-  explicit Replacement(const fs::path& folder)
-      : folder_(folder), prefix_(concat('.', folder.filename().string(), ".tmp.")) {
-    try {
-      fs::create_directories(folder.parent_path());
-      remove_left();
-      make();
-    } catch (const fs::filesystem_error& error) {
-      throw Error("export", concat("cannot make a folder beside ", folder.string(), ": ", error.code().message()),
-                  "Name a folder in one that you may write.");
-    }
-  }
-  ~Replacement() {
-    std::error_code ignored;
-    fs::remove_all(made_, ignored);
-  }
-  Replacement(const Replacement&) = delete;
-  Replacement& operator=(const Replacement&) = delete;
-
-  const fs::path& path() const { return made_; }
-  // `check` throws if the folder at the place must stay: what is there may have changed since the export began.
-  void take_place(const std::function<void(const fs::path&)>& check) {
-    check(folder_);
-    if (rename_by(RENAME_NOREPLACE)) {
-      return;
-    }
-    if (rename_by(RENAME_EXCHANGE)) { // the old folder is at made_ now
-      try {
-        check(made_);
-      } catch (const InputError&) {
-        rename_by(RENAME_EXCHANGE);
-        check(folder_);
-        throw;
-      }
-      return;
-    }
-    const fs::path old = made_.string() + ".old"; // this file system can do neither
-    std::error_code ignored;
-    fs::rename(folder_, old, ignored);
-    if (::rename(made_.c_str(), folder_.c_str()) != 0) {
-      const std::string why = std::strerror(errno);
-      fs::rename(old, folder_, ignored);
-      throw Error("export", concat("cannot rename ", made_.string(), " to ", folder_.string(), ": ", why),
-                  "Name a new folder.");
-    }
-    fs::remove_all(old, ignored);
-  }
-
- private:
-  bool rename_by(unsigned how) const {
-    return ::renameat2(AT_FDCWD, made_.c_str(), AT_FDCWD, folder_.c_str(), how) == 0;
-  }
-
-  // Locked while this process lives, so that no other one takes it for what a killed one left.
-  void make() {
-    do {
-      do {
-        made_ = folder_.parent_path() / concat(prefix_, std::random_device()());
-      } while (!fs::create_directory(made_));
-      lock_ = Descriptor(::open(made_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-      if (lock_) {
-        ::flock(lock_.get(), LOCK_EX);
-      }
-    } while (lock_ ? !is_at(lock_.get(), made_) : errno == ENOENT); // removed before it was locked
-  }
-
-  // What killed processes left.
-  void remove_left() const {
-    std::error_code ignored;
-    for (const auto& item : fs::directory_iterator(folder_.parent_path(), ignored)) {
-      const std::string name = item.path().filename().string();
-      const std::string rest = name.starts_with(prefix_) ? name.substr(prefix_.size()) : "";
-      const size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
-      const bool old = digits > 0 && rest.substr(digits) == ".old" && fs::exists(folder_, ignored);
-      if (digits == 0 || (digits != rest.size() && !old)) {
-        continue;
-      }
-      const Descriptor left(::open(item.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-      if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
-        fs::remove_all(item.path(), ignored);
-      }
-    }
-  }
-
-  fs::path folder_, made_;
-  std::string prefix_; // of the names of such folders
-  Descriptor lock_;
-};
-
-// A new folder is made beside it, and renamed.
-void check_place(const fs::path& folder) {
-  struct statx about = {};
-  if (::statx(AT_FDCWD, folder.c_str(), 0, STATX_BASIC_STATS, &about) == 0 &&
-      (about.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
-    throw InputError("export", concat(folder.string(), " is where a file system is mounted, and cannot be replaced"),
-                     "Name a folder in it.");
-  }
-  fs::path parent = folder.parent_path();
-  std::error_code failed;
-  while (!fs::exists(parent, failed) && parent.has_relative_path()) {
-    parent = parent.parent_path();
-  }
-  if (!fs::is_directory(parent, failed) || ::access(parent.c_str(), W_OK | X_OK) != 0) {
-    throw InputError("export",
-                     concat("cannot make ", folder.string(), ": ", parent.string(),
-                            fs::is_directory(parent, failed) ? " may not be written" : " is not a folder"),
-                     "Name a folder in one that you may write.");
-  }
 }
 
 config::ModelConfig model_in(const checkpoint::Checkpoint& saved, const config::RunConfig& run) {
@@ -257,7 +126,7 @@ std::optional<int64_t> check_export_folder(const fs::path& folder, const fs::pat
   if (!fs::exists(there) && fs::is_symlink(fs::symlink_status(folder, failed))) {
     refuse(" is a link to nothing");
   }
-  check_place(resolved(folder));
+  NewFolder::check_place("export", folder);
   if (!fs::exists(there)) {
     return std::nullopt;
   }
@@ -292,7 +161,8 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
                      "Leave --merge out.");
   }
   check_export_folder(folder, run.model.init_from());
-  Replacement made(resolved(folder));
+  const fs::path name = folder.has_filename() ? folder.filename() : folder.parent_path().filename();
+  NewFolder made("export", folder, concat('.', name.string(), ".tmp."));
 
   copy_kept_files(saved.folder(), made.path());
   const fs::path config_file = made.path() / "config.json";

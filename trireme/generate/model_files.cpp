@@ -4,6 +4,8 @@
 #include <trireme/base/file.h>
 #include <trireme/base/json.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/data/labelled_text.h>
+#include <trireme/data/token_files/tokenizer_hash.h>
 #include <trireme/tokenizer/read_tokenizer.h>
 #include <trireme/tokenizer/tokenizer_files.h>
 
@@ -21,7 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::array kConfig = {"config.json", "generation_config.json"};
-constexpr std::array kDecide = {"tokenizer.json", "vocab.json", "merges.txt"}; // names in a copy
+// Names in a copy; the last two in those of older runs.
+constexpr std::array kDecide = {"tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe"};
 constexpr const char* kLabels = "labels.json";
 
 // Anyone may read a copy, whatever the mode of the original, and a later start may replace it.
@@ -100,21 +103,41 @@ void forget_all_but(const std::vector<Kept>& files, const fs::path& folder) {
   }
 }
 
+// Names of classes, in their order; none if they are numbers.
+void keep_labels(const std::vector<std::string>& labels, const fs::path& folder) {
+  if (labels.empty()) {
+    return;
+  }
+  const fs::path file = folder / kLabels;
+  const std::string text = nlohmann::json(labels).dump() + "\n";
+  std::error_code ignored;
+  if (fs::is_regular_file(file, ignored) && read_file(file) != text) {
+    throw InputError("train",
+                     concat("the labels are others than those this run began with, ", read_file(file), " (",
+                            file.string(), "): ", text),
+                     "Train on texts with the old labels, or start a new run.");
+  }
+  make_private_folders(folder);
+  write_file_atomically(file, text);
+}
+
 } // namespace
 
 fs::path kept_folder(const fs::path& checkpoint) {
   const fs::path whole = fs::absolute(checkpoint).lexically_normal(); // it may be "." or end with a slash
   const fs::path folder = whole.has_filename() ? whole : whole.parent_path();
-  return folder.parent_path().parent_path() / kKept; // RUN/checkpoints/global_step10
+  const bool in_run = folder.parent_path().filename() == "checkpoints"; // not a copy beside somebody's model/
+  return (in_run ? folder.parent_path().parent_path() : folder) / kKept;
 }
 
-void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, const std::vector<std::string>& labels,
+void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, const data::Datasets& datasets,
                       bool resumed) {
   const fs::path to = run_folder / kKept;
   std::error_code ignored;
   std::vector<Kept> files = files_of(run);
   const std::string& tokenizer = run.data.tokenizer;
-  if (!resumed && !tokenizer.empty() && tokenizer != "bytes" && !is_there(tokenizer)) {
+  const bool has_files = !tokenizer.empty() && tokenizer != "bytes";
+  if (!resumed && has_files && !is_there(tokenizer)) {
     throw InputError("train", concat(tokenizer, " was removed after it was read, before the run kept a copy"),
                      "Put it back and start again.");
   }
@@ -127,18 +150,14 @@ void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, 
       put_copy(file.path, to / file.name);
     }
   }
-  if (labels.empty()) {
-    return;
+  if (has_files && datasets.tokenizer_hash &&
+      data::tokenizer_hash(tokenizer::deciding_files(to.string())) != *datasets.tokenizer_hash) {
+    throw InputError("train", concat(tokenizer, " was replaced after it was read, before the run kept a copy"),
+                     "Start again.");
   }
-  const std::string text = nlohmann::json(labels).dump() + "\n";
-  if (fs::is_regular_file(to / kLabels, ignored) && read_file(to / kLabels) != text) {
-    throw InputError("train",
-                     concat("the labels are others than those this run began with, ", read_file(to / kLabels), " (",
-                            (to / kLabels).string(), "): ", text),
-                     "Train on texts with the old labels, or start a new run.");
+  if (const auto* const labelled = dynamic_cast<const data::LabelledText*>(datasets.train.get())) {
+    keep_labels(labelled->names(), to);
   }
-  make_private_folders(to);
-  write_file_atomically(to / kLabels, text);
 }
 
 std::vector<std::string> kept_labels(const fs::path& checkpoint) {
@@ -163,8 +182,7 @@ void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
 fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint) {
   const fs::path& tokenizer = run.data.tokenizer;
   std::error_code ignored;
-  const bool in_run = checkpoint.parent_path().filename() == "checkpoints"; // not a copy beside somebody's model/
-  if (!tokenizer.has_parent_path() || (!in_run && fs::exists(tokenizer, ignored))) { // the former: "bytes"
+  if (!tokenizer.has_parent_path()) { // "bytes"
     return tokenizer;
   }
   const fs::path kept = kept_folder(checkpoint);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/config/run_file.h>
+#include <trireme/data/make_dataset.h>
 
 #include <filesystem>
 #include <string>
@@ -13,12 +14,13 @@ namespace trireme::generate {
 inline constexpr const char* kKept = "model";
 
 /// Copies them from the model's folder (or the run it begins with) and the tokenizer's into `run_folder`/model, if
-/// there are any. A tokenizer file of another name becomes tokenizer.json. `labels`: names of classes, in their order.
+/// there are any. A tokenizer file of another name becomes tokenizer.json. `datasets`: what the run trains on.
 ///
 /// A new run removes what an earlier one kept. One that is `resumed` keeps what is there. Errors: InputError if a
-/// resumed run's tokenizer, config.json or labels have changed; Error for a file that cannot be written.
+/// resumed run's tokenizer, config.json or labels have changed, or the tokenizer since it was read; Error for a file
+/// that cannot be written.
 void keep_model_files(const config::RunConfig& run, const std::filesystem::path& run_folder,
-                      const std::vector<std::string>& labels, bool resumed);
+                      const data::Datasets& datasets, bool resumed);
 
 /// Copies the files that a run keeps into `to`. `checkpoint`: a checkpoint in the run's folder checkpoints.
 void copy_kept_files(const std::filesystem::path& checkpoint, const std::filesystem::path& to);
@@ -26,7 +28,8 @@ void copy_kept_files(const std::filesystem::path& checkpoint, const std::filesys
 /// The names of labels that a run has kept; empty if they were numbers.
 std::vector<std::string> kept_labels(const std::filesystem::path& checkpoint);
 
-/// Where the run of a checkpoint keeps its files; there may be none.
+/// Where the run of a checkpoint keeps its files, RUN/model of RUN/checkpoints/NAME; there may be none. Of a checkpoint
+/// that was copied elsewhere: the folder "model" in it.
 std::filesystem::path kept_folder(const std::filesystem::path& checkpoint);
 
 /// The run's own copy of its tokenizer, or the path in `run` where there is none.

@@ -4,7 +4,6 @@
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
-#include <trireme/data/labelled_text.h>
 #include <trireme/generate/model_files.h>
 #include <trireme/monitor/html.h>
 #include <trireme/monitor/report.h>
@@ -97,9 +96,7 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
     remove_unfinished(folder / file, served || elastic ? kLongestWrite : std::chrono::seconds(0));
   }
   write_file_atomically(folder / "run.json", run.resolved.dump(2) + "\n");
-  const auto* const labelled = dynamic_cast<const data::LabelledText*>(datasets.train.get());
-  generate::keep_model_files(run, folder, labelled != nullptr ? labelled->names() : std::vector<std::string>(),
-                             resumed_step.has_value());
+  generate::keep_model_files(run, folder, datasets, resumed_step.has_value());
   const comm::Group& group = engine.group();
   if (engine.pipe_group().size() > 1) {
     log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ",

@@ -42,6 +42,7 @@ TextBytes encode_text(const std::function<bool(std::string& piece)>& next, const
     OrderedWork<Block>& work;
     ~StopAtEnd() { work.stop(); }
   };
+  const LineEncoder no_lines(tokenizer, "", {}); // the text is plain
   TextBytes bytes;
   {
     std::vector<std::jthread> running;
@@ -60,7 +61,7 @@ TextBytes encode_text(const std::function<bool(std::string& piece)>& next, const
       running.emplace_back([&] {
         work.work_on([&](Block& block) {
           if (!block.error) {
-            encode_block(block, tokenizer, kTextName, "");
+            encode_block(block, tokenizer, no_lines, kTextName);
           }
         });
       });

@@ -64,7 +64,7 @@ class Shards {
                  .shard_tokens = int64_t{1} << 30}) {
     make_cache_folder(folder);
   }
-  void add(std::span<const int32_t> numbers) { writer_.append(numbers, /*begins=*/true); }
+  void add(std::span<const int32_t> numbers) { writer_.append(numbers, {}, /*begins=*/true); }
   CacheEntry::Split finish() { return {{}, writer_.finish()}; }
 
  private:

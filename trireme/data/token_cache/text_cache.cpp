@@ -45,7 +45,7 @@ class SplitWriter {
     bool begins = true;
     split.bytes = encode_text([&](std::string& piece) { return text.next(end, piece); }, tokenizer_, threads,
                               [&](std::span<const int32_t> ids) {
-                                writer_.append(ids, begins && !ids.empty());
+                                writer_.append(ids, {}, begins && !ids.empty());
                                 begins = begins && ids.empty();
                               });
     if (begins && split.bytes.total > 0) {

@@ -42,7 +42,7 @@ std::string_view overlap_of(std::string_view text) {
   while (begin < text.size() && continues_char(text[begin])) {
     ++begin;
   }
-  for (size_t at = begin; at < begin + kSoon; ++at) {
+  for (size_t at = begin; at < std::min(begin + kSoon, text.size()); ++at) {
     if (rank_of_cut(text, at) == 3) {
       return text.substr(at);
     }

@@ -4,6 +4,8 @@
 #include <trireme/base/units.h>
 #include <trireme/data/tokenize/json_line.h>
 
+#include <algorithm>
+#include <cctype>
 #include <utility>
 
 namespace trireme::data {
@@ -15,16 +17,21 @@ constexpr size_t kMostBytesOfALine = size_t{32} << 20;
 constexpr size_t kPieceOfLines = size_t{256} << 10;
 
 bool has_json_lines(fs::path path) {
-  if (path.extension() == ".gz") {
+  const auto ending_of = [](const fs::path& file) {
+    std::string ending = file.extension().string();
+    std::ranges::transform(ending, ending.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return ending;
+  };
+  if (ending_of(path) == ".gz") {
     path.replace_extension();
   }
-  const std::string kind = path.extension().string();
+  const std::string kind = ending_of(path);
   if (kind == ".json" || kind == ".parquet" || kind == ".arrow") {
     throw InputError("data", concat(path.string(), ": ", kind, " files are not read"),
                      kind == ".json" ? "If each of its lines is an object, name it .jsonl; text is .txt."
                                      : "Write its texts as JSON lines: one {\"text\": \"...\"} a line, named .jsonl.");
   }
-  return kind == ".jsonl";
+  return kind == ".jsonl" || kind == ".ndjson";
 }
 
 } // namespace

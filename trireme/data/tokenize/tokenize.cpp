@@ -259,9 +259,8 @@ TokenizeResult tokenize_files(const TokenizeOptions& options) {
     const DocumentReader reader(input, options.lines);
     index.inputs.push_back({input.string(), static_cast<int64_t>(fs::file_size(input)), 0});
   }
-  OutputFolder folder(options.out, options.force);
-  ShardWriter writer(
-      {folder.temporary(), index.token_bytes, index.vocab_size, index.tokenizer_hash, options.shard_tokens});
+  NewFolder folder = make_output_folder(options.out, options.force);
+  ShardWriter writer({folder.path(), index.token_bytes, index.vocab_size, index.tokenizer_hash, options.shard_tokens});
   encode_all(options, *tokenizer, writer, result);
   if (index.tokens == 0) {
     throw InputError("data",
@@ -271,10 +270,10 @@ TokenizeResult tokenize_files(const TokenizeOptions& options) {
                      "Name files with text in them.");
   }
   index.shards = writer.finish();
-  copy_tokenizer(files, folder.temporary());
-  write_file_atomically(folder.temporary() / kShardIndexName, index.to_text(), 0644);
-  folder.commit();
-  result.folder = folder.path();
+  copy_tokenizer(files, folder.path());
+  write_file_atomically(folder.path() / kShardIndexName, index.to_text(), 0644);
+  put_in_place(folder, options.force);
+  result.folder = folder.place();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }
