@@ -190,6 +190,16 @@ TEST_F(OwnModelTest, EstimatesWhatATypeDescribes) {
   EXPECT_EQ(plan.status, 2) << plan.output;
 }
 
+TEST_F(OwnModelTest, TriremeSaysWhatItCannotDoWithTheRun) {
+  ASSERT_EQ(train("run.json", "whole").status, 0);
+  for (const char* command : {"generate ", "export "}) {
+    const Finished refused =
+        sh(concat(tools::kTrireme, ' ', command, path("whole"), command[0] == 'e' ? " " + path("exported") : ""));
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_THAT(refused.output, HasSubstr("is a mlp, a model of a program")) << command;
+  }
+}
+
 TEST_F(OwnModelTest, HelpNamesTheProgram) {
   const Finished help = sh(kProgram + " --help");
   EXPECT_EQ(help.status, 0);

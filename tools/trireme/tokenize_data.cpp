@@ -90,7 +90,8 @@ void print_result(const data::TokenizeResult& result, const DataTokenizeCommand&
               data::percent_of(*index.counted_tokens, index.tokens));
   }
   if (result.empty_documents > 0) {
-    log::info(result.empty_documents, " documents without a token are left out");
+    log::info(result.empty_documents, result.empty_documents == 1 ? " document" : " documents",
+              " without a token left out");
   }
   if (index.end_token) {
     log::info("behind each document: ", printable(index.end_token->text), " (", index.end_token->id, ')');

@@ -21,7 +21,7 @@ namespace trireme::engine {
 namespace {
 
 constexpr const char* kOfTheOptimizer =
-    "Set engine.optimizer to the checkpoint's, or load only the weights with model.init_from.";
+    "Set engine.optimizer and training.freeze to the checkpoint's, or load only the weights with model.init_from.";
 constexpr const char* kOfTheSync =
     "Synchronise gradients as the checkpoint's run did, or load only the weights with model.init_from.";
 constexpr const char* kOfTheCheckpoint = "Use the model configuration that the checkpoint was made with.";

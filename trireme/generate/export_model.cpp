@@ -152,8 +152,7 @@ std::optional<int64_t> check_export_folder(const fs::path& folder, const fs::pat
 
 Exported export_model(const fs::path& from, const fs::path& folder, std::optional<at::ScalarType> dtype, bool merge) {
   const auto saved = checkpoint::Checkpoint::open(from);
-  const config::RunConfig run = config::read_run(
-      JsonNode::parse(saved.config().dump(), (saved.folder() / "manifest.json").string()), saved.folder());
+  const config::RunConfig run = run_of(saved, "export");
   config::ModelConfig model = model_in(saved, run);
   const models::LoraOptions lora = model.is_language() ? model.lora() : models::LoraOptions();
   if (merge && !lora.on()) {

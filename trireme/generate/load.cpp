@@ -50,8 +50,7 @@ Trained load_huggingface(const fs::path& folder) {
 
 Trained load_checkpoint(const fs::path& path) {
   const auto saved = checkpoint::Checkpoint::open(path);
-  const std::string where = (saved.folder() / "manifest.json").string();
-  config::RunConfig run = config::read_run(JsonNode::parse(saved.config().dump(), where), saved.folder());
+  config::RunConfig run = run_of(saved, "generate");
   config::ModelConfig& model = run.model;
   if (!model.is_language()) {
     refuse(saved.folder(), model.type);

@@ -3,7 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/json.h>
-#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/config/run_types.h>
 #include <trireme/data/labelled_text.h>
 #include <trireme/data/token_files/tokenizer_hash.h>
 #include <trireme/tokenizer/read_tokenizer.h>
@@ -122,6 +122,20 @@ void keep_labels(const std::vector<std::string>& labels, const fs::path& folder)
 }
 
 } // namespace
+
+config::RunConfig run_of(const checkpoint::Checkpoint& saved, const char* area) {
+  const JsonNode config =
+      JsonNode::parse(saved.config().dump(), (saved.folder() / "manifest.json").string()); // errors name it
+  const JsonNode* const model = config.is_object() ? config.find("model") : nullptr;
+  const JsonNode* const type = model != nullptr && model->is_object() ? model->find("type") : nullptr;
+  const auto& known = config::built_in_types().models;
+  if (type != nullptr && type->kind() == JsonNode::Kind::string &&
+      std::ranges::none_of(known, [&](const config::RunType& one) { return one.name == type->as_string(); })) {
+    throw InputError(area, concat(saved.folder().string(), " is a ", type->as_string(), ", a model of a program's own"),
+                     "A \"gpt\" or \"llama\" of Trireme can be used so.");
+  }
+  return config::read_run(config, saved.folder());
+}
 
 fs::path kept_folder(const fs::path& checkpoint) {
   const fs::path whole = fs::absolute(checkpoint).lexically_normal(); // it may be "." or end with a slash

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/checkpoint/checkpoint.h>
 #include <trireme/config/run_file.h>
 #include <trireme/data/make_dataset.h>
 
@@ -12,6 +13,9 @@
 namespace trireme::generate {
 
 inline constexpr const char* kKept = "model";
+
+/// The configuration of a checkpoint's run. Errors: InputError of `area` for a model of a program's own type.
+config::RunConfig run_of(const checkpoint::Checkpoint& saved, const char* area);
 
 /// Copies them from the model's folder (or the run it begins with) and the tokenizer's into `run_folder`/model, if
 /// there are any. A tokenizer file of another name becomes tokenizer.json. `datasets`: what the run trains on.

@@ -324,7 +324,7 @@ std::unique_ptr<PreTokenizer> read_one(const std::string& type, ObjectReader& re
   }
   refuse_type(reader.node(), "pre-tokenizer", type,
               type == "UnicodeScripts"
-                  ? "Write a Split with an expression of scripts such as \\p{sc:Han}."
+                  ? "Write a Split with an expression of scripts such as \\p{Han}."
                   : "Supported: Sequence, BertPreTokenizer, ByteLevel, CharDelimiterSplit, Digits, FixedLength, "
                     "Metaspace, Punctuation, Split, Whitespace, WhitespaceSplit.");
 }

@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 constexpr const char* kChoices =
     "Give \"bytes\", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt (or encoder.json and "
     "vocab.bpe).";
-constexpr const char* kPairs[][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
+constexpr const char* kVocabularies[] = {"vocab.json", "encoder.json"}; // with any of:
+constexpr const char* kMerges[] = {"merges.txt", "vocab.bpe"};
 
 bool exists_file(const fs::path& path) {
   std::error_code ignored;
@@ -28,33 +29,34 @@ std::vector<TokenizerFile> pair_of(const fs::path& vocab, const fs::path& merges
   return {{vocab, "vocab.json"}, {merges, "merges.txt"}};
 }
 
-std::vector<TokenizerFile> files_in(const fs::path& folder) {
-  if (exists_file(folder / "tokenizer.json")) {
-    return {{folder / "tokenizer.json", "tokenizer.json"}};
-  }
-  for (const auto& [vocab, merges] : kPairs) {
-    if (exists_file(folder / vocab) && exists_file(folder / merges)) {
-      return pair_of(folder / vocab, folder / merges);
-    }
-    if (exists_file(folder / vocab) || exists_file(folder / merges)) {
-      const auto [there, missing] = exists_file(folder / vocab) ? std::pair(vocab, merges) : std::pair(merges, vocab);
-      throw InputError("tokenizer", concat(folder.string(), " has ", there, " but no ", missing), "Both are needed.");
-    }
-  }
-  throw InputError("tokenizer", concat("the folder ", folder.string(), " has no tokenizer"), kChoices);
-}
-
 std::vector<TokenizerFile> files_of(const fs::path& file) {
   if (file.filename() != "vocab.json" && file.filename() != "encoder.json") {
     return {{file, "tokenizer.json"}};
   }
-  for (const auto& [vocab, merges] : kPairs) {
+  for (const char* merges : kMerges) {
     if (exists_file(file.parent_path() / merges)) {
       return pair_of(file, file.parent_path() / merges);
     }
   }
   throw InputError("tokenizer",
                    concat(file.string(), " needs its merges, there is no merges.txt or vocab.bpe beside it"), kChoices);
+}
+
+std::vector<TokenizerFile> files_in(const fs::path& folder) {
+  if (exists_file(folder / "tokenizer.json")) {
+    return {{folder / "tokenizer.json", "tokenizer.json"}};
+  }
+  for (const char* vocab : kVocabularies) {
+    if (exists_file(folder / vocab)) {
+      return files_of(folder / vocab);
+    }
+  }
+  for (const char* merges : kMerges) {
+    if (exists_file(folder / merges)) {
+      throw InputError("tokenizer", concat(folder.string(), " has ", merges, " but no vocab.json"), "Both are needed.");
+    }
+  }
+  throw InputError("tokenizer", concat("the folder ", folder.string(), " has no tokenizer"), kChoices);
 }
 
 // "eos_token" is a text, or an object with it.
