@@ -153,6 +153,8 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"training.sample", {{R"({"training": {"sample": {"prompt": "a"}}})"}}},
     {"training.export", {{R"({"training": {"export": "folder"}})"}}},
     {"training.freeze", {{R"({"training": {"freeze": "wte"}})"}}},
+    {"training.lora", {{R"({"training": {"lora": {"rank": 2}}})"}}},
+    {"model.adapter", {{R"({"model": {"adapter": "adapter"}})"}}},
     {"no data.tokenizer", {{R"({"model": {"vocab_size": 300}, "data": {"type": "tokens"}})"}}},
     {"training.eval_every", {{R"({"training": {"eval_every": 5}})"}}},
     {"no validation data", {}},

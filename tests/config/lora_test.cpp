@@ -82,7 +82,7 @@ TEST_F(LoraTest, TargetsAreSearchedForInNamesOfLinearLayers) {
 TEST_F(LoraTest, WhatIsWrittenIsReadAgain) {
   const RunConfig run =
       read_lora_run(lora_run_of({{"rank", 3}, {"alpha", 4.5}, {"dropout", 0.1}, {"targets", "proj"}}));
-  EXPECT_EQ(run.resolved["training"]["lora"],
+  EXPECT_EQ(json(run.resolved["training"]["lora"]),
             (json{{"rank", 3}, {"alpha", 4.5}, {"dropout", 0.1}, {"targets", {"proj"}}}));
   EXPECT_EQ(read_lora_run(run.resolved).model.lora().layers, run.model.lora().layers);
   EXPECT_EQ(frozen_of_all(run.training.freeze, {"a.q_proj.weight", "a.q_proj.lora_A.weight", "a.q_proj.lora_B.weight"}),

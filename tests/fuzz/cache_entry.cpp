@@ -31,7 +31,7 @@ void read(const std::string& text) {
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string text = text_of(data, size);
+  const std::string text(text_of(data, size));
   read(text);
   allow_input_error([&] {
     nlohmann::ordered_json entry = JsonNode::parse(text, "entry.json").plain();

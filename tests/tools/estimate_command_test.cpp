@@ -81,8 +81,7 @@ TEST_F(EstimateCommandTest, NeedsNoDataFiles) {
   const std::string text = with(
       R"(data={"type": "text", "train": ["absent.txt"], "validation": ["absent.val"], "tokenizer": "absent.tok"})");
   const json none = estimate_json("-n 2 --set model.vocab_size=300 --set model.init_from=absent.safetensors" + text);
-  EXPECT_THAT(none.at("notes").dump(), testing::AllOf(HasSubstr("there is no file "), HasSubstr("absent.txt"),
-                                                      HasSubstr("absent.val"), HasSubstr("not counted")));
+  EXPECT_EQ(none.at("notes").dump().find("absent"), std::string::npos) << none.at("notes");
   EXPECT_EQ(none.at("parameters"), 300 * 32 + 16 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32);
   const json tokens = estimate_json("-n 2" + with(R"(data={"type": "tokens", "train": ["absent.bin"]})"));
   EXPECT_EQ(tokens.at("notes").dump().find("absent"), std::string::npos)

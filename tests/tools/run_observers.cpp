@@ -387,7 +387,6 @@ std::vector<KeyObserver> run_keys() {
       {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},
       {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
       {"training", "", "freeze", json::array(), "transformer.wte", training},
-      {"training", "", "lora", nullptr, {{"rank", 2}}, training},
       {"training.lora", "", "rank", 2, 4, training, adapted},
       {"training.lora", "", "alpha", 16, 4, training, adapted},
       {"training.lora", "", "dropout", 0, 0.5, training, adapted},
