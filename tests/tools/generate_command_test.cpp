@@ -110,6 +110,17 @@ TEST_F(GenerateCommandTest, ChatPutsAMessageIntoTheTemplate) {
               HasSubstr("chat_template.jinja:1: the chat template refuses this conversation: Only \"bot\""));
 }
 
+TEST_F(GenerateCommandTest, Int8WeightsGiveTheTextOfATrainedModel) {
+  const std::string how = "--prompt \"the qu\" --max-tokens 20 --temperature 0 ";
+  const json text = rows(how).at(0).at("text");
+  EXPECT_EQ(rows(how + "--weights int8").at(0).at("text"), text);
+  EXPECT_EQ(rows(how + "--weights int8 --dtype bf16").at(0).at("text"), text);
+  const Finished refused = sh(
+      concat("cd ", folder.string(), " && TRIREME_SIMD=scalar ", kTrireme, " generate run --weights int8 --prompt a"));
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.output, HasSubstr("int8 weights need a processor with AVX2"));
+}
+
 TEST_F(GenerateCommandTest, BadInputIsRefusedInOneSentence) {
   write_file_atomically(folder / "none", "");
   for (const auto& [words, why] : {std::pair("--prompts missing", "missing"),
@@ -123,6 +134,7 @@ TEST_F(GenerateCommandTest, BadInputIsRefusedInOneSentence) {
                                    {"--chat", "--chat has no message"},
                                    {"--prompt a --system b", "--chat"},
                                    {"--prompt a --dtype int4", "--dtype"},
+                                   {"--prompt a --weights int4", "--weights"},
                                    {"--prompt a --batch 0", "--batch"}}) {
     const Finished refused = command(concat("generate run ", words));
     EXPECT_EQ(refused.status, 2) << words << '\n' << refused.output;

@@ -132,9 +132,12 @@ struct Parser {
     c->add_option("--stop", generate.stop, "The text ends before this; may be given again")->type_name("TEXT");
     c->add_option("--seed", sample.seed, "Seed of the choice; that of the second prompt is one more, and so on")
         ->capture_default_str();
-    c->add_option("--dtype", generate.dtype, "Type of the weights while it runs: fp32 or bf16")
+    c->add_option("--dtype", generate.dtype, "Type of weights, activations and cache: fp32 or bf16")
         ->check(CLI::IsMember({"fp32", "bf16"}))
         ->capture_default_str();
+    c->add_option("--weights", generate.weights, "Type of the weights of linear layers and embedding, if not --dtype")
+        ->check(CLI::IsMember({"int8"}))
+        ->type_name("int8");
     c->add_flag("--json", generate.json, "A JSON object a prompt instead of text");
   }
 

@@ -37,6 +37,7 @@ struct GenerateCommand {
   std::string system;            ///< with chat: the system's message; empty: none
   int64_t batch = 8;
   std::string dtype = "fp32";
+  std::string weights; ///< "int8"; empty: dtype
   std::vector<std::string> stop;
   generate::SampleOptions sample;
   bool json = false;

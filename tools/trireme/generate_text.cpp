@@ -8,6 +8,7 @@
 #include <trireme/generate/choose_token.h>
 #include <trireme/generate/load.h>
 #include <trireme/generate/sample.h>
+#include <trireme/generate/weight_types.h>
 
 #include <nlohmann/json.hpp>
 
@@ -219,11 +220,17 @@ int generate_text(const GenerateCommand& given) {
     throw InputError("generate", "--chat has no message", "Give it as --prompt TEXT, or a file of them as --prompts.");
   }
   const std::vector<std::string> prompts = prompts_of(command);
-  generate::Trained trained = generate::load(command.from, command.adapter);
-  if (command.dtype == "bf16") {
-    trained.model.module()->to(at::kBFloat16);
+  const at::Device device = device::choose("auto", 0, 1);
+  const bool int8 = command.weights == "int8";
+  if (int8 && !device.is_cpu()) {
+    throw InputError("generate", concat("--weights int8 is for the CPU, but the model runs on ", device.str()),
+                     "Leave it out (--dtype bf16 halves the weights there), or set CUDA_VISIBLE_DEVICES= to use the "
+                     "CPU.");
   }
-  device::move(*trained.model.module(), device::choose("auto", 0, 1));
+  generate::Trained trained = generate::load(command.from, command.adapter);
+  generate::convert_weights(trained.model, command.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+                            int8 ? generate::WeightType::int8 : generate::WeightType::same);
+  device::move(*trained.model.module(), device);
   command.sample.vocab_size = trained.tokenizer ? trained.tokenizer->vocab_size() : 0;
   command.sample.end_tokens = trained.end_tokens;
   std::optional<generate::ChatPrompt> chat;
