@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
 #include <trireme/models/adapters.h>
+#include <trireme/models/documents.h>
 #include <trireme/models/dropout.h>
 #include <trireme/models/gpt_values.h>
 #include <trireme/models/projection.h>
@@ -32,9 +33,10 @@ at::Tensor normalise(nn::LayerNorm& norm, const at::Tensor& x) {
 
 } // namespace
 
-at::Tensor GptEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
+at::Tensor GptEmbeddingImpl::forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
   const at::Tensor x = wte->forward(tokens_BT);
-  return drop(wpe->use([&] { return add_positions("gpt", x, wpe->weight, ranks); }), dropout, is_training(), ranks);
+  return drop(wpe->use([&] { return add_positions("gpt", x, wpe->weight, ranks, positions_BT); }), dropout,
+              is_training(), ranks);
 }
 
 at::Tensor GptEmbeddingImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
@@ -53,11 +55,18 @@ GptAttentionImpl::GptAttentionImpl(const GptOptions& options, const ModelRanks& 
       dropout(options.dropout),
       ranks(ranks) {}
 
-at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH) {
+at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH, const at::Tensor& positions_BT) {
   const auto [qkv, bias] = project(c_attn, x_BTH);
   const bool drops = dropout > 0 && is_training();
   const tensor::OwnRandom own(ranks.tensor.group.rank(), drops ? ranks.tensor.group.size() : 1,
                               qkv.device()); // masks differ between heads
+  if (positions_BT.defined()) {
+    std::vector<at::Tensor> mixed;
+    for (const at::Tensor& document : qkv.flatten(0, 1).unsqueeze(0).split(document_lengths(positions_BT), 1)) {
+      mixed.push_back(fused::causal_attention(document, bias, heads, drops ? dropout : 0.0));
+    }
+    return at::cat(mixed, 1).view({qkv.size(0), qkv.size(1), -1});
+  }
   if (!ranks.shares_tokens()) {
     return fused::causal_attention(qkv, bias, heads, drops ? dropout : 0.0);
   }
@@ -81,8 +90,8 @@ at::Tensor GptAttentionImpl::extend(const at::Tensor& x_BTH, KeyValueCache& cach
   return fused::causal_attention(qkv, {}, heads);
 }
 
-at::Tensor GptAttentionImpl::forward(const at::Tensor& x_BTH) {
-  return drop(c_proj->forward(mix(x_BTH)), dropout, is_training(), ranks);
+at::Tensor GptAttentionImpl::forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT) {
+  return drop(c_proj->forward(mix(x_BTH, positions_BT)), dropout, is_training(), ranks);
 }
 
 GptMlpImpl::GptMlpImpl(const GptOptions& options, const ModelRanks& ranks)
@@ -109,14 +118,15 @@ GptBlockImpl::GptBlockImpl(const GptOptions& options, const ModelRanks& ranks, i
   add_adapters(*this, concat("transformer.h.", layer), options.lora);
 }
 
-at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH) {
+at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT) {
   const at::Tensor normal = normalise(ln_1, x_BTH);
   if (dropout > 0 && is_training()) { // between a projection's bias and the addition
     const auto [x, y] =
-        fused::add_layer_norm(attn->forward(normal), x_BTH, {}, ln_2->weight, ln_2->bias, ln_2->options.eps());
+        fused::add_layer_norm(attn->forward(normal, positions_BT), x_BTH, {}, ln_2->weight, ln_2->bias,
+                              ln_2->options.eps());
     return x + mlp->forward(y);
   }
-  return finish(attn->mix(normal), x_BTH);
+  return finish(attn->mix(normal, positions_BT), x_BTH);
 }
 
 at::Tensor GptBlockImpl::extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer) {
@@ -136,8 +146,8 @@ GptPositionsImpl::GptPositionsImpl(const GptOptions& options, const ModelRanks& 
       dropout(options.dropout),
       ranks(ranks) {}
 
-at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
-  return drop(add_positions("gpt", x_BTH, weight, ranks), dropout, is_training(), ranks);
+at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT) {
+  return drop(add_positions("gpt", x_BTH, weight, ranks, positions_BT), dropout, is_training(), ranks);
 }
 
 GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const ModelValues& values) {
@@ -169,11 +179,11 @@ GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, c
   }
 }
 
-at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT) {
+at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
   embedding->train(is_training());
-  at::Tensor x = embedding->forward(tokens_BT);
+  at::Tensor x = embedding->forward(tokens_BT, positions_BT);
   for (auto& block : *h) {
-    x = block->forward(x);
+    x = positions_BT.defined() ? block->forward(x, positions_BT) : block->forward(x);
   }
   return ln_f->forward(x);
 }
@@ -198,8 +208,11 @@ GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(
   }
 }
 
-at::Tensor GptImpl::local_logits(const at::Tensor& tokens_BT) {
-  return head(transformer->forward(own_tokens(tokens_BT, ranks_)));
+at::Tensor GptImpl::local_logits(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
+  if (positions_BT.defined()) {
+    check_documents("gpt", tokens_BT, positions_BT, ranks_);
+  }
+  return head(transformer->forward(own_tokens(tokens_BT, ranks_), positions_BT));
 }
 
 at::Tensor GptImpl::head(const at::Tensor& x) {
@@ -207,16 +220,16 @@ at::Tensor GptImpl::head(const at::Tensor& x) {
   return options_.tie_embeddings ? wte->use([&] { return wte->logits(x); }) : lm_head->forward(x);
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
-  return join_logits(local_logits(tokens_BT), options_.vocab_size, ranks_);
+at::Tensor GptImpl::forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
+  return join_logits(local_logits(tokens_BT, positions_BT), options_.vocab_size, ranks_);
 }
 
 at::Tensor GptImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
   return join_logits(head(transformer->extend(tokens_BT, cache)), options_.vocab_size, ranks_).squeeze(1);
 }
 
-at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
-  const at::Tensor logits = local_logits(tokens_BT);
+at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT, const at::Tensor& positions_BT) {
+  const at::Tensor logits = local_logits(tokens_BT, positions_BT);
   return split_token_loss(logits, targets_BT, options_.vocab_size, ranks_);
 }
 

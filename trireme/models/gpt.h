@@ -15,7 +15,8 @@
 #include <string>
 
 // B batch, T tokens, H hidden, A heads, V vocabulary. If ModelRanks split tokens or sequences, hidden values have this
-// rank's part of the T tokens.
+// rank's part of the T tokens. positions [B, T], if given: those of packed documents (documents.h), beyond which no attention
+// goes.
 namespace trireme::models {
 
 class ModelValues;
@@ -23,7 +24,7 @@ class ModelValues;
 /// Token plus learned position embedding: [B, T] int64 -> [B, T, H].
 class GptEmbeddingImpl : public torch::nn::Module {
  public:
-  at::Tensor forward(const at::Tensor& tokens_BT);
+  at::Tensor forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
   /// The same for the tokens that a cache has next.
   at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
 
@@ -39,9 +40,9 @@ class GptAttentionImpl : public torch::nn::Module {
  public:
   /// Errors: InputError when the tensor ranks do not divide the heads.
   GptAttentionImpl(const GptOptions& options, const ModelRanks& ranks);
-  at::Tensor forward(const at::Tensor& x_BTH);
+  at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT = {});
   /// The input of c_proj: the mixed values of this rank's heads, [B, T, H of these].
-  at::Tensor mix(const at::Tensor& x_BTH);
+  at::Tensor mix(const at::Tensor& x_BTH, const at::Tensor& positions_BT = {});
   /// mix() of the tokens that a cache has next, whose keys and values it keeps.
   at::Tensor extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer);
 
@@ -73,7 +74,7 @@ class GptBlockImpl : public torch::nn::Module {
  public:
   /// `layer`: index from 0, which decides whether it has adapters.
   explicit GptBlockImpl(const GptOptions& options, const ModelRanks& ranks = {}, int64_t layer = 0);
-  at::Tensor forward(const at::Tensor& x_BTH);
+  at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT = {});
   at::Tensor extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer);
 
   torch::nn::LayerNorm ln_1{nullptr};
@@ -92,7 +93,7 @@ TORCH_MODULE(GptBlock);
 class GptPositionsImpl : public torch::nn::Module {
  public:
   explicit GptPositionsImpl(const GptOptions& options, const ModelRanks& ranks = {});
-  at::Tensor forward(const at::Tensor& x_BTH);
+  at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT = {});
 
   at::Tensor weight; ///< [sequence_length, H]
   double dropout;
@@ -104,7 +105,7 @@ TORCH_MODULE(GptPositions);
 class GptTrunkImpl : public torch::nn::Module {
  public:
   GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const ModelValues& values);
-  at::Tensor forward(const at::Tensor& tokens_BT);
+  at::Tensor forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
   /// Of the last token of each row, [B, 1, H].
   at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
 
@@ -127,9 +128,9 @@ class GptImpl : public torch::nn::Module {
  public:
   /// Errors: InputError for sizes that do not fit each other or the ranks.
   explicit GptImpl(const GptOptions& options, const ModelRanks& ranks = {});
-  at::Tensor forward(const at::Tensor& tokens_BT);
+  at::Tensor forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
   /// Mean cross-entropy in nats per token against targets [B, T]. No rank has the logits of the full vocabulary.
-  at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT);
+  at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT, const at::Tensor& positions_BT = {});
   /// As Llama's.
   at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
 
@@ -140,7 +141,7 @@ class GptImpl : public torch::nn::Module {
 
  private:
   /// [B, T or this rank's tokens, this rank's part of V].
-  at::Tensor local_logits(const at::Tensor& tokens_BT);
+  at::Tensor local_logits(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
   at::Tensor head(const at::Tensor& x_BTH);
 
   GptOptions options_;

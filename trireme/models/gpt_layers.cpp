@@ -8,14 +8,14 @@
 namespace trireme::models {
 
 pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks) {
-  const auto make = [&, block = int64_t{0}](LayerShape::Kind kind) mutable -> pipeline::Layer {
-    switch (kind) {
+  const auto make = [&, block = int64_t{0}](const LayerShape& part) mutable -> pipeline::Layer {
+    switch (part.kind) {
       case LayerShape::Kind::positions:
-        return pipeline::LayerSpec<GptPositions>(options, ranks);
+        return DocumentLayer<GptPositions>(options, ranks);
       case LayerShape::Kind::block:
-        return pipeline::LayerSpec<GptBlock>(options, ranks, block++);
+        return DocumentLayer<GptBlock>(options, ranks, block++);
       default:
-        return pipeline::LayerSpec<torch::nn::LayerNorm>(torch::nn::LayerNormOptions({options.hidden}).eps(1e-5));
+        return DocumentLayer<torch::nn::LayerNorm>(torch::nn::LayerNormOptions({options.hidden}).eps(1e-5));
     }
   };
   return language_layers(layer_shapes(options), ranks, options.tie_embeddings, make,

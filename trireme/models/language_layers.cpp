@@ -1,28 +1,35 @@
 #include <trireme/models/language_layers.h>
 
 #include <trireme/fused/fused.h>
+#include <trireme/models/documents.h>
 #include <trireme/parallel/tensor/layers.h>
 
 namespace trireme::models {
 
 using pipeline::Layer;
 using pipeline::LayerSpec;
+using pipeline::Tensors;
 using pipeline::TiedLayerSpec;
 
 pipeline::LayerList language_layers(const std::vector<LayerShape>& shapes, const ModelRanks& ranks, bool tie_embeddings,
-                                    const std::function<Layer(LayerShape::Kind kind)>& make,
+                                    const std::function<Layer(const LayerShape& part)>& make,
                                     const std::shared_ptr<const ModelValues>& values) {
   const std::vector<int64_t>& sizes = shapes.front().parameters.front().sizes; // [vocabulary, hidden]
   TiedLayerSpec<tensor::VocabParallelEmbedding> tied(shapes.front().name, sizes[0], sizes[1], ranks.tensor);
-  tied.forward_fn([ranks](tensor::VocabParallelEmbedding& embedding, const at::Tensor& tokens_BT) {
-    return embedding->forward(own_tokens(tokens_BT, ranks));
+  tied.forward_fn([ranks](tensor::VocabParallelEmbedding& embedding, const Tensors& inputs) {
+    if (inputs.size() > 1) {
+      check_documents("model", inputs.at(0), inputs[1], ranks);
+    }
+    Tensors outputs = inputs; // positions pass unchanged
+    outputs.at(0) = embedding->forward(own_tokens(inputs.at(0), ranks));
+    return outputs;
   });
-  const auto layer_of = [&](LayerShape::Kind kind) -> Layer {
-    if (kind == LayerShape::Kind::tokens) {
+  const auto layer_of = [&](const LayerShape& part) -> Layer {
+    if (part.kind == LayerShape::Kind::tokens) {
       return tied; // not tied without a second one
     }
-    if (kind != LayerShape::Kind::head) {
-      return make(kind);
+    if (part.kind != LayerShape::Kind::head) {
+      return make(part);
     }
     if (!tie_embeddings) {
       return LayerSpec<tensor::ColumnParallelLinear>(sizes[1], sizes[0], ranks.tensor, /*bias=*/false);
@@ -34,7 +41,7 @@ pipeline::LayerList language_layers(const std::vector<LayerShape>& shapes, const
   };
   std::vector<Layer> layers;
   for (const LayerShape& part : shapes) {
-    Layer& layer = layers.emplace_back(layer_of(part.kind));
+    Layer& layer = layers.emplace_back(layer_of(part));
     layer.name(part.name);
     layer.initialise([prefix = part.name, values](torch::nn::Module& module) { values->fill(prefix, module); });
   }

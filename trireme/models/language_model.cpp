@@ -14,8 +14,8 @@ void LanguageModel::hold(std::shared_ptr<Impl> model) {
   options_ = model->options();
   module_ = model;
   forward_ = [model](const at::Tensor& tokens_BT) { return model->forward(tokens_BT); };
-  loss_ = [model](const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
-    return model->loss(tokens_BT, targets_BT);
+  loss_ = [model](const at::Tensor& tokens_BT, const at::Tensor& targets_BT, const at::Tensor& positions_BT) {
+    return model->loss(tokens_BT, targets_BT, positions_BT);
   };
   extend_ = [model](const at::Tensor& tokens_BT, KeyValueCache& cache) { return model->extend(tokens_BT, cache); };
 }

@@ -28,8 +28,10 @@ class LanguageModel {
   /// [B, T] int64 tokens -> [B, T, V] logits.
   at::Tensor forward(const at::Tensor& tokens_BT) const { return forward_(tokens_BT); }
   /// Mean cross-entropy in nats per token against targets [B, T].
-  at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) const {
-    return loss_(tokens_BT, targets_BT);
+  /// positions [B, T], if given, are those of packed documents (documents.h).
+  at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT,
+                  const at::Tensor& positions_BT = {}) const {
+    return loss_(tokens_BT, targets_BT, positions_BT);
   }
   /// Logits [B, V] of what follows each row, of which the cache is told first: cache.begin() for prompts [B, T],
   /// cache.next() for one more token a row [B, 1]. For generation, without gradients; not for ranks that split tokens.
@@ -47,7 +49,7 @@ class LanguageModel {
   LanguageOptions options_;
   std::shared_ptr<torch::nn::Module> module_;
   std::function<at::Tensor(const at::Tensor&)> forward_;
-  std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> loss_;
+  std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)> loss_;
   std::function<at::Tensor(const at::Tensor&, KeyValueCache&)> extend_;
 };
 

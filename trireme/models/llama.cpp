@@ -3,11 +3,15 @@
 #include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
 #include <trireme/models/adapters.h>
+#include <trireme/models/documents.h>
 #include <trireme/models/llama_values.h>
 #include <trireme/parallel/tensor/exchange.h>
 
+#include <ATen/ATen.h>
+
 #include <tuple>
 #include <utility>
+#include <vector>
 
 namespace trireme::models {
 namespace {
@@ -53,8 +57,27 @@ LlamaAttentionImpl::Heads LlamaAttentionImpl::normalised(const at::Tensor& x_BTH
   return heads;
 }
 
-at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x_BTH) {
+// Each document alone, as rows that follow one another: views, but for the result.
+at::Tensor LlamaAttentionImpl::mix_documents(const Heads& heads, const at::Tensor& positions_BT) {
+  const auto in_one_row = [](const at::Tensor& x_BATD) { return x_BATD.transpose(0, 1).flatten(1, 2).unsqueeze(0); };
+  const auto [cos, sin] = positions_->of(positions_BT.flatten(), positions_BT.size(1));
+  const auto [q_1AND, k_1AND] = fused::rotate(in_one_row(heads.q), in_one_row(heads.k), cos, sin);
+  const std::vector<int64_t> lengths = document_lengths(positions_BT);
+  const auto q = q_1AND.split(lengths, 2);
+  const auto k = k_1AND.split(lengths, 2);
+  const auto v = in_one_row(heads.v).split(lengths, 2);
+  std::vector<at::Tensor> mixed;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    mixed.push_back(mix({q[i], k[i], v[i]}));
+  }
+  return at::cat(mixed, 1).view({positions_BT.size(0), positions_BT.size(1), -1});
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT) {
   Heads heads = normalised(x_BTH);
+  if (positions_BT.defined()) {
+    return o_proj->forward(mix_documents(heads, positions_BT));
+  }
   const auto [cos, sin] = positions_->of(heads.q.size(2), heads.q.device());
   std::tie(heads.q, heads.k) = fused::rotate(heads.q, heads.k, cos, sin);
   return o_proj->forward(mix(heads));
@@ -86,8 +109,8 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaOptions& options, const ModelRanks& ra
   add_adapters(*this, concat("model.layers.", layer), options.lora);
 }
 
-at::Tensor LlamaBlockImpl::forward(const at::Tensor& x_BTH) {
-  return finish(self_attn->forward(input_layernorm->forward(x_BTH)), x_BTH);
+at::Tensor LlamaBlockImpl::forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT) {
+  return finish(self_attn->forward(input_layernorm->forward(x_BTH), positions_BT), x_BTH);
 }
 
 at::Tensor LlamaBlockImpl::extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer) {
@@ -125,10 +148,10 @@ LlamaTrunkImpl::LlamaTrunkImpl(const LlamaOptions& options, const ModelRanks& ra
   }
 }
 
-at::Tensor LlamaTrunkImpl::forward(const at::Tensor& tokens_BT) {
+at::Tensor LlamaTrunkImpl::forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
   at::Tensor x = embed_tokens->forward(tokens_BT);
   for (auto& layer : *layers) {
-    x = layer->forward(x);
+    x = positions_BT.defined() ? layer->forward(x, positions_BT) : layer->forward(x);
   }
   return norm->forward(x);
 }
@@ -152,8 +175,11 @@ LlamaImpl::LlamaImpl(const LlamaOptions& options, const ModelRanks& ranks) : opt
   }
 }
 
-at::Tensor LlamaImpl::local_logits(const at::Tensor& tokens_BT) {
-  return head(model->forward(own_tokens(tokens_BT, ranks_)));
+at::Tensor LlamaImpl::local_logits(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
+  if (positions_BT.defined()) {
+    check_documents("llama", tokens_BT, positions_BT, ranks_);
+  }
+  return head(model->forward(own_tokens(tokens_BT, ranks_), positions_BT));
 }
 
 at::Tensor LlamaImpl::head(const at::Tensor& x) {
@@ -161,16 +187,17 @@ at::Tensor LlamaImpl::head(const at::Tensor& x) {
   return options_.tie_embeddings ? embedding->use([&] { return embedding->logits(x); }) : lm_head->forward(x);
 }
 
-at::Tensor LlamaImpl::forward(const at::Tensor& tokens_BT) {
-  return join_logits(local_logits(tokens_BT), options_.vocab_size, ranks_);
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
+  return join_logits(local_logits(tokens_BT, positions_BT), options_.vocab_size, ranks_);
 }
 
 at::Tensor LlamaImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
   return join_logits(head(model->extend(tokens_BT, cache)), options_.vocab_size, ranks_).squeeze(1);
 }
 
-at::Tensor LlamaImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
-  return split_token_loss(local_logits(tokens_BT), targets_BT, options_.vocab_size, ranks_);
+at::Tensor LlamaImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT,
+                           const at::Tensor& positions_BT) {
+  return split_token_loss(local_logits(tokens_BT, positions_BT), targets_BT, options_.vocab_size, ranks_);
 }
 
 } // namespace trireme::models

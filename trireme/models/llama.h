@@ -26,7 +26,8 @@ class LlamaAttentionImpl : public tensor::ParallelAttentionImpl {
   /// `layer`: index from 0, which decides whether a window applies.
   LlamaAttentionImpl(const LlamaOptions& options, const ModelRanks& ranks, int64_t layer,
                      std::shared_ptr<const RotaryPositions> positions);
-  at::Tensor forward(const at::Tensor& x_BTH);
+  /// positions [B, T], if given, are those of packed documents (documents.h), beyond which no attention goes; so below.
+  at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT = {});
   /// The same for the tokens that a cache has next, whose keys and values it keeps.
   at::Tensor extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer);
 
@@ -36,6 +37,7 @@ class LlamaAttentionImpl : public tensor::ParallelAttentionImpl {
  private:
   /// Before rotation.
   Heads normalised(const at::Tensor& x_BTH);
+  at::Tensor mix_documents(const Heads& heads, const at::Tensor& positions_BT);
   /// Normalises each head. Every tensor rank has some heads, so the gradients of the weight are summed over them.
   at::Tensor normalise(RmsNorm& norm, const at::Tensor& x_BATD) const;
 
@@ -49,7 +51,7 @@ class LlamaBlockImpl : public torch::nn::Module {
  public:
   LlamaBlockImpl(const LlamaOptions& options, const ModelRanks& ranks, int64_t layer,
                  const std::shared_ptr<const RotaryPositions>& positions);
-  at::Tensor forward(const at::Tensor& x_BTH);
+  at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT = {});
   at::Tensor extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer);
 
   RmsNorm input_layernorm{nullptr};
@@ -67,7 +69,7 @@ TORCH_MODULE(LlamaBlock);
 class LlamaTrunkImpl : public torch::nn::Module {
  public:
   LlamaTrunkImpl(const LlamaOptions& options, const ModelRanks& ranks, const ModelValues& values);
-  at::Tensor forward(const at::Tensor& tokens_BT);
+  at::Tensor forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
   /// Of the last token of each row, [B, 1, H].
   at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
 
@@ -90,9 +92,9 @@ class LlamaImpl : public torch::nn::Module {
   /// Errors: InputError for sizes that do not fit each other or the ranks, and for a window among ranks of ring
   /// attention.
   explicit LlamaImpl(const LlamaOptions& options, const ModelRanks& ranks = {});
-  at::Tensor forward(const at::Tensor& tokens_BT);
+  at::Tensor forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
   /// Mean cross-entropy in nats per token against targets [B, T]. No rank has the logits of the full vocabulary.
-  at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT);
+  at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT, const at::Tensor& positions_BT = {});
   /// Logits [B, V] of what follows each row, of which the cache is told first: cache.begin() or cache.next(). For
   /// generation, without gradients; not for ranks that split tokens or sequences.
   at::Tensor extend(const at::Tensor& tokens_BT, KeyValueCache& cache);
@@ -104,7 +106,7 @@ class LlamaImpl : public torch::nn::Module {
 
  private:
   /// [B, T or this rank's tokens, this rank's part of V].
-  at::Tensor local_logits(const at::Tensor& tokens_BT);
+  at::Tensor local_logits(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
   at::Tensor head(const at::Tensor& x_BTH);
 
   LlamaOptions options_;

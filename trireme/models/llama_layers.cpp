@@ -10,11 +10,11 @@ pipeline::LayerList llama_layers(const LlamaOptions& options, const ModelRanks& 
   const auto positions = std::make_shared<const RotaryPositions>(options, ranks);
   return language_layers(
       layer_shapes(options), ranks, options.tie_embeddings,
-      [&, block = int64_t{0}](LayerShape::Kind kind) mutable -> pipeline::Layer {
-        if (kind == LayerShape::Kind::block) {
-          return pipeline::LayerSpec<LlamaBlock>(options, ranks, block++, positions);
+      [&, block = int64_t{0}](const LayerShape& part) mutable -> pipeline::Layer {
+        if (part.kind == LayerShape::Kind::block) {
+          return DocumentLayer<LlamaBlock>(options, ranks, block++, positions);
         }
-        return pipeline::LayerSpec<RmsNorm>(options.hidden, options.rms_norm_eps);
+        return DocumentLayer<RmsNorm>(options.hidden, options.rms_norm_eps);
       },
       std::make_shared<const ModelValues>(llama_values(options)));
 }

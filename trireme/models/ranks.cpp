@@ -22,7 +22,7 @@ int64_t heads_of_rank(const char* model, int64_t heads, const ModelRanks& ranks)
 }
 
 at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::Tensor& positions,
-                         const ModelRanks& ranks) {
+                         const ModelRanks& ranks, const at::Tensor& documents_BT) {
   const int64_t tokens = x_BTH.size(1);
   const int64_t parts = ranks.tensor.splits_sequence() ? ranks.tensor.group.size() : 1;
   const int64_t length = tokens * parts * ranks.context.size();
@@ -31,6 +31,9 @@ at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::T
         model, concat("a sequence of ", length, " tokens exceeds the model's sequence_length ", positions.size(0)));
   }
   const int64_t begin = parts > 1 ? ranks.tensor.group.rank() * tokens : 0;
+  if (documents_BT.defined()) {
+    return x_BTH + at::embedding(positions, documents_BT.slice(1, begin, begin + tokens));
+  }
   if (!ranks.shares_tokens()) {
     return x_BTH + positions.slice(0, begin, begin + tokens);
   }

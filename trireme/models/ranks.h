@@ -26,10 +26,10 @@ at::Tensor own_tokens(const at::Tensor& x_BT, const ModelRanks& ranks);
 /// This rank's share of `heads`. Errors: InputError of `model` when the tensor ranks do not divide them.
 int64_t heads_of_rank(const char* model, int64_t heads, const ModelRanks& ranks);
 
-/// x [B, T, H] plus the rows of `positions` [sequence_length, H] for its tokens (all, or this rank's). Errors:
-/// InputError of `model` for a longer sequence.
+/// x [B, T, H] plus the rows of `positions` [sequence_length, H] for its tokens (all, or this rank's): rows 0 to T - 1,
+/// or those of packed documents (documents.h). Errors: InputError of `model` for a longer sequence.
 at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::Tensor& positions,
-                         const ModelRanks& ranks);
+                         const ModelRanks& ranks, const at::Tensor& documents_BT = {});
 
 /// All logits [B, T, vocabulary], on every rank, from this rank's [B, its tokens, its part of the vocabulary].
 at::Tensor join_logits(const at::Tensor& local, int64_t vocabulary, const ModelRanks& ranks);

@@ -76,7 +76,7 @@ Task language_task(const ModelContext& context) {
   task.language = models::LanguageModel(options, ranks);
   task.model = task.language.module();
   task.loss = [language = task.language](const data::Batch& batch) {
-    return language.loss(batch.input(), batch.target());
+    return language.loss(batch.input(), batch.target(), batch.inputs.size() > 1 ? batch.inputs[1] : at::Tensor());
   };
   return task;
 }
