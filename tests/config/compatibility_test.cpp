@@ -147,6 +147,7 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"data of type images", {{R"({"data": {"type": "images", "train": "images", "train_labels": "labels"}})"}}},
     {"data of type labelled_text",
      {{R"({"data": {"type": "labelled_text", "train": "train.jsonl", "train_labels": null}})"}}},
+    {"packed documents", {{R"({"data": {"type": "tokens", "tokenizer": "bytes", "pack": true}})"}}},
     {"data of type tokens, text or mixture",
      {{R"({"data": {"type": "text", "train": "train.txt", "train_labels": null}})"}}},
     {"seed_layers or activation_checkpoint_interval", engine("pipeline", R"({"seed_layers": true})")},

@@ -110,6 +110,29 @@ TEST_F(MaskedShardsTest, DamageIsNamed) {
   EXPECT_FALSE(has_right_checksum(FileMap(flipped).bytes(), open_token_files({flipped}, 0)[0].checksum));
 }
 
+// Documents begin at multiples of 29, samples at multiples of 9.
+TEST_F(MaskedShardsTest, PackedSamplesTellTheirDocumentsApart) {
+  const TokensDataset dataset({make_shards("shards", 50)}, 9, 300, 0, /*pack=*/true);
+  const TokensDataset plain({folder_ / "shards"}, 9, 300);
+  ASSERT_TRUE(dataset.masks_targets());
+  const Batch batch = dataset.get(all_of(dataset));
+  ASSERT_EQ(batch.inputs.size(), 2u);
+  EXPECT_TRUE(batch.input().equal(plain.get(all_of(plain)).input()));
+  const at::Tensor tokens = batch.input().flatten();
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
+    const int64_t token = tokens[i].item<int64_t>();
+    ASSERT_EQ(batch.inputs[1].flatten()[i].item<int64_t>(), std::min(token % 29, token % 9)) << "token " << token;
+    const bool counted = counts(token + 1) && (token + 1) % 29 != 0;
+    ASSERT_EQ(batch.target().flatten()[i].item<int64_t>(), counted ? token + 1 : kIgnoredTarget);
+  }
+  EXPECT_EQ(dataset.counted_targets(all_of(dataset)), batch.target().ne(kIgnoredTarget).sum().item<int64_t>());
+  EXPECT_EQ(dataset.get_part(all_of(dataset), Part::inputs).inputs.size(), 2u);
+  EXPECT_TRUE(dataset.get_part(all_of(dataset), Part::targets).target().equal(batch.target()));
+  const fs::path raw = write_tokens("raw.bin", {1, 2, 3, 4});
+  EXPECT_THAT(input_error([&] { TokensDataset({raw}, 1, 0, 0, /*pack=*/true); }),
+              HasSubstr("raw.bin does not say where documents begin"));
+}
+
 // The weight is the share of the step's targets, times the number of its micro-batches: also where an epoch ends.
 TEST_F(MaskedShardsTest, WeightsOfMicroBatchesAreTheirSharesOfTheStep) {
   const auto dataset = std::make_shared<TokensDataset>(std::vector{make_shards("shards", 50)}, 4);

@@ -7,6 +7,7 @@
 
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/comm/recorder.h>
+#include <trireme/data/tokenize/tokenize.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/extensions/server/parameter_server.h>
 #include <trireme/extensions/server/snapshot.h>
@@ -186,6 +187,14 @@ std::vector<KeyObserver> data_keys() {
     wide += std::string{static_cast<char>(i * 3 % 50), '\0', '\0', '\0'};
   }
   const json from_wide = {{"data", {{"train", file("wide.bin", wide)}}}};
+  std::string documents;
+  for (int i = 0; i < 100; ++i) {
+    documents += concat(R"({"text": ")", std::string(1 + i % 5, static_cast<char>('a' + i % 3)), " ab\"}\n");
+  }
+  const data::TokenizeOptions shards{
+      .inputs = {file("documents.jsonl", documents)}, .tokenizer = "bytes", .out = folder() / "shards", .force = true};
+  data::tokenize_files(shards);
+  const json from_shards = {{"model", {{"vocab_size", 256}}}, {"data", {{"train", shards.out.string()}}}};
   const std::string text = text_file("a.txt", "ab abab b ");
   const std::string other_text = text_file("b.txt", "abab a bb ");
   const std::string images = images_file("images", 7);
@@ -222,6 +231,7 @@ std::vector<KeyObserver> data_keys() {
       {"data", "tokens", "train", (folder() / "tokens.bin").string(), other, training},
       {"data", "tokens", "validation", nullptr, other, training},
       {"data", "tokens", "token_bytes", 2, 4, training, from_wide},
+      {"data", "tokens", "pack", false, true, training, from_shards},
       {"data", "tokens", "tokenizer", nullptr, "bytes", tokenizer},
       {"data", "tokens", "sequence_length", 8, 4, whether_it_is_read},
       {"data", "tokens", "shuffle", true, false, training},

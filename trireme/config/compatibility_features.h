@@ -269,6 +269,8 @@ constexpr Feature kNoContextType{"a model type of a program without ModelType::c
 constexpr Feature kImages{"data of type images", "data.type",
                           [](const Setting& s) { return is_data(s, data::DataOptions::Kind::images); }};
 constexpr Feature kTokens{"data of type tokens, text or mixture", "data.type", is_windows};
+constexpr Feature kPack{"packed documents", "data.pack",
+                        [](const Setting& s) { return s.run != nullptr && s.run->data.pack; }};
 constexpr Feature kLabelled{"data of type labelled_text", "data.type",
                             [](const Setting& s) { return is_data(s, data::DataOptions::Kind::labelled_text); }};
 constexpr Feature kLayerKeys{

@@ -61,6 +61,7 @@ void read_tokens(const JsonNode& section, const RunPaths& paths, RunConfig& run)
   run.data.kind = DataKind::tokens;
   read_files(section, values, paths, run.data);
   run.data.token_bytes = values.get("token_bytes", run.data.token_bytes);
+  run.data.pack = values.get("pack", run.data.pack);
   run.data.tokenizer = values.get<std::string>("tokenizer", "");
   read_tokenizer(section, values, paths, run);
   if (run.data.tokenizer.empty()) {
@@ -163,6 +164,7 @@ void write_order(const data::DataOptions& data, ordered_json& out) {
 ordered_json write_tokens(const RunConfig& run) {
   ordered_json out = write_files("tokens", run.data);
   out["token_bytes"] = run.data.token_bytes == 0 ? ordered_json(nullptr) : ordered_json(run.data.token_bytes);
+  out["pack"] = run.data.pack;
   write_order(run.data, out);
   return out;
 }

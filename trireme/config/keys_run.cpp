@@ -135,6 +135,7 @@ std::vector<Section> data() {
     {"data", "tokens", "Tokens, ready made.", false, {
       kDataType,
       kTokenFiles, kValidation, kTokenBytes,
+      {"pack", H, "bool", "false", "Keep the documents in a sample apart: no attention across them, positions that count from 0 in each, and no prediction of the next one's first token. Token shards and Megatron's files only."},
       {"tokenizer", H, "path", "null", "How these tokens become text, for samples; without it that of the first folder of shards: \"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
       kSequence, kShuffle, kPrefetch,
     }},

@@ -48,7 +48,8 @@ Datasets open_tokens(const DataOptions& options, Share checked) {
     vocab_size = vocab_size > 0 ? vocab_size : result.tokenizer->vocab_size();
   }
   const auto open = [&](const std::vector<fs::path>& files) {
-    auto tokens = std::make_shared<TokensDataset>(files, options.sequence_length, vocab_size, options.token_bytes);
+    auto tokens =
+        std::make_shared<TokensDataset>(files, options.sequence_length, vocab_size, options.token_bytes, options.pack);
     tokens->check(checked); // fail now, not in the last epoch
     return tokens;
   };

@@ -44,6 +44,8 @@ struct DataOptions {
   // tokens
   /// Bytes of a token: 2 or 4. 0: 2, and what does not look so is refused (tokens.h).
   int64_t token_bytes = 0;
+  /// Samples tell apart the documents in them (TokensDataset).
+  bool pack = false;
 
   // tokens, text, labelled_text
   /// "bytes", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt; see tokenizer.h.

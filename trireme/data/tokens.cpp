@@ -6,7 +6,10 @@
 #include <trireme/data/mapped_tokens.h>
 #include <trireme/data/windows.h>
 
+#include <ATen/ops/arange.h>
+
 #include <algorithm>
+#include <numeric>
 
 namespace trireme::data {
 namespace {
@@ -18,8 +21,12 @@ constexpr int64_t kMost16Bit = 65536;
 } // namespace
 
 TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequence_length, int64_t vocab_size,
-                             int64_t token_bytes)
-    : sequence_length_(sequence_length), vocab_size_(vocab_size), token_bytes_(token_bytes) {
+                             int64_t token_bytes, bool pack)
+    : sequence_length_(sequence_length),
+      vocab_size_(vocab_size),
+      token_bytes_(token_bytes),
+      pack_(pack),
+      masks_targets_(pack) {
   if (files.empty()) {
     throw InputError("data", "no files of tokens given");
   }
@@ -48,6 +55,10 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
                             ", and the vocabulary has ", vocab_size),
                      concat("Set data.token_bytes to 4 if the files have 32-bit tokens, else lower vocab_size to ",
                             kMost16Bit, " or set data.token_bytes to 2."));
+  }
+  if (pack && raw != nullptr) {
+    throw InputError("data", concat(raw->path().string(), " does not say where documents begin, and data.pack is true"),
+                     "Make token shards with \"trireme data tokenize\", or leave data.pack out.");
   }
   size_ = count_windows(num_tokens_, sequence_length,
                         files.size() == 1 ? files[0].string() : concat("the data in ", files.size(), " files"));
@@ -108,8 +119,66 @@ int64_t TokensDataset::counted_targets(std::span<const int64_t> indices) const {
     visit_files(
         index * sequence_length_ + 1, sequence_length_,
         [&](const MappedTokens& file, int64_t offset, int64_t count) { counted += file.count_targets(offset, count); });
+    if (pack_) {
+      const int64_t begin = index * sequence_length_ + 1;
+      visit_documents(begin, begin + sequence_length_, [&](int64_t token) { counted -= counts(token) ? 1 : 0; });
+    }
   }
   return counted;
+}
+
+bool TokensDataset::counts(int64_t token) const {
+  int64_t counted = 0;
+  visit_files(token, 1, [&](const MappedTokens& file, int64_t offset, int64_t count) {
+    counted = file.count_targets(offset, count);
+  });
+  return counted > 0;
+}
+
+template <typename Visit>
+void TokensDataset::visit_documents(int64_t begin, int64_t end, const Visit& visit) const {
+  int64_t document = 0; // the first that begins at `begin` or later
+  for (int64_t end_of_search = num_documents_; document < end_of_search;) {
+    const int64_t middle = document + (end_of_search - document) / 2;
+    if (document_start(middle) < begin) {
+      document = middle + 1;
+    } else {
+      end_of_search = middle;
+    }
+  }
+  for (int64_t last = -1; document < num_documents_; ++document) {
+    const int64_t start = document_start(document);
+    if (start >= end) {
+      return;
+    }
+    if (start != last) { // Megatron's may be empty
+      visit(start);
+    }
+    last = start;
+  }
+}
+
+void TokensDataset::tell_documents_apart(std::span<const int64_t> indices, Batch& batch) const {
+  if (!batch.inputs.empty()) {
+    const at::Tensor positions_BL = at::arange(sequence_length_, at::kLong).repeat({std::ssize(indices), 1});
+    auto* row = positions_BL.mutable_data_ptr<int64_t>();
+    for (const int64_t index : indices) {
+      const int64_t begin = index * sequence_length_;
+      visit_documents(begin, begin + sequence_length_, [&](int64_t token) {
+        std::iota(row + (token - begin), row + sequence_length_, 0); // until the next one
+      });
+      row += sequence_length_;
+    }
+    batch.inputs.push_back(positions_BL);
+  }
+  if (!batch.targets.empty()) {
+    auto* row = batch.targets[0].mutable_data_ptr<int64_t>();
+    for (const int64_t index : indices) {
+      const int64_t begin = index * sequence_length_ + 1;
+      visit_documents(begin, begin + sequence_length_, [&](int64_t token) { row[token - begin] = kIgnoredTarget; });
+      row += sequence_length_;
+    }
+  }
 }
 
 void TokensDataset::ignore_targets(std::span<const int64_t> indices, Batch& batch) const {
@@ -173,6 +242,9 @@ Batch TokensDataset::get_part(std::span<const int64_t> indices, Part part) const
   Batch batch = gather_windows(
       indices, sequence_length_, [this](int64_t start, std::span<int64_t> out) { read(start, out); }, part);
   ignore_targets(indices, batch);
+  if (pack_) {
+    tell_documents_apart(indices, batch);
+  }
   return batch;
 }
 

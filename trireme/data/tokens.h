@@ -33,14 +33,20 @@ class TokensDataset : public Dataset {
   /// what cannot be 16-bit tokens. That is a vocabulary above 65,536, or a file that is packed, was written by np.save,
   /// or seems to hold wider ones (suggested_token_bytes() of its first MiB). A shard says its vocabulary, which is
   /// compared with `vocab_size` at once.
+  ///
+  /// `pack`: samples tell apart their documents. A second input [B, L] (int64) has the position of each token in its
+  /// document, or in the sample if the document began before it. A target that begins another document is
+  /// kIgnoredTarget. Cost: a search among the documents for each sample. Errors: InputError for a raw file, whose
+  /// documents are unknown.
   TokensDataset(const std::vector<std::filesystem::path>& files, int64_t sequence_length, int64_t vocab_size = 0,
-                int64_t token_bytes = 0);
+                int64_t token_bytes = 0, bool pack = false);
   ~TokensDataset() override;
 
   int64_t size() const override { return size_; }
   Batch get(std::span<const int64_t> indices) const override;
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
-  /// True if a shard has a mask. Targets of which it says that they do not count are kIgnoredTarget.
+  /// True if a shard has a mask, or samples tell apart documents. Targets of which it says that they do not count are
+  /// kIgnoredTarget.
   bool masks_targets() const override { return masks_targets_; }
   /// Cost: one read of the samples' bits.
   int64_t counted_targets(std::span<const int64_t> indices) const override;
@@ -63,6 +69,11 @@ class TokensDataset : public Dataset {
   void visit_files(int64_t start, int64_t count, const Visit& visit) const;
   void read(int64_t start, std::span<int64_t> out) const;
   void ignore_targets(std::span<const int64_t> indices, Batch& batch) const;
+  /// Calls `visit(token)` for the tokens in [begin, end) with which documents begin.
+  template <typename Visit>
+  void visit_documents(int64_t begin, int64_t end, const Visit& visit) const;
+  bool counts(int64_t token) const;
+  void tell_documents_apart(std::span<const int64_t> indices, Batch& batch) const;
   [[noreturn]] void refuse(const MappedTokens& file, int64_t position, int64_t token) const;
 
   /// In order; each knows the number of its first token.
@@ -73,6 +84,7 @@ class TokensDataset : public Dataset {
   int64_t num_tokens_ = 0;
   int64_t num_documents_ = 0;
   int64_t size_ = 0;
+  bool pack_;
   bool masks_targets_ = false;
 };
 
