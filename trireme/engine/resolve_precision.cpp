@@ -25,6 +25,9 @@ using precision::Type;
 constexpr int64_t kHidden = 256;
 constexpr int64_t kMostHidden = 4096;
 constexpr double kLaunchesAreHidden = 0.005; // seconds of a step
+// Of a measurement, whose best step counts: each start of a run waits for it.
+constexpr double kEnoughSeconds = 0.25;
+constexpr int kLeastRounds = 5;
 
 models::Gpt small_gpt(Type type, int64_t hidden, at::Device device) {
   models::GptOptions options;
@@ -86,7 +89,8 @@ StepSeconds time_small_gpt(at::Device device) {
   models::Gpt bf16 = small_gpt(Type::bf16, hidden, device);
   time_step(bf16, tokens);
   StepSeconds best{std::numeric_limits<double>::max(), std::numeric_limits<double>::max()};
-  for (double spent = 0; spent < 1;) {
+  double spent = 0;
+  for (int round = 0; round < kLeastRounds || spent < kEnoughSeconds; ++round) {
     const StepSeconds now{time_step(fp32, tokens), time_step(bf16, tokens)};
     best = {std::min(best.fp32, now.fp32), std::min(best.bf16, now.bf16)};
     spent += now.fp32 + now.bf16;
