@@ -2,9 +2,10 @@
 For one prompt at a time also the share of the memory's bandwidth: a token reads every weight once (an embedding only if the head is it), and the sum of a large
 array is what memory gives.
 
-    .venv/bin/python benchmarks/generation.py data/smollm2 data/austen/train.txt [--batches 1,8] [--tokens 64] [--rounds 3] [--dtype fp32]
+    .venv/bin/python benchmarks/generation.py data/smollm2 data/austen/train.txt [--batches 1,8] [--tokens 64] [--rounds 3] [--dtype fp32] [--weights int8]
 
 Each run is a process of its own on the cores that this one may use. Prompts are beginnings of paragraphs, 12 words each; a batch has prompts of different lengths, which transformers pads on the left.
+With --weights int8 only Trireme's weights are int8; transformers computes in --dtype.
 """
 import argparse
 import json
@@ -55,7 +56,7 @@ def ours(spec, trireme):
         prompts = pathlib.Path(work) / "prompts"
         prompts.write_text("\n".join(spec["prompts"]) + "\n")
         done = subprocess.run([trireme, "generate", spec["folder"], "--prompts", prompts, "--batch", str(spec["batch"]), "--max-tokens", str(spec["tokens"]),
-                               "--temperature", "0", "--dtype", spec["dtype"], "--json"], capture_output=True, text=True)
+                               "--temperature", "0", "--dtype", spec["dtype"], "--json", *(["--weights", "int8"] if spec["int8"] else [])], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"trireme generate failed: {done.stdout}{done.stderr}")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -67,19 +68,21 @@ def ours(spec, trireme):
     return {"ids": [row["ids"] for row in rows], "tokens_per_s": after / seconds}
 
 
-def weight_bytes(folder, dtype):
-    """What a token reads, in the type that it is computed in."""
+def weight_bytes(folder, dtype, int8):
+    """What a token reads, in the type that it is computed in. int8 has a float for each 64 inputs."""
     from safetensors import safe_open
 
     tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", True)
-    numel = 0
+    total = 0
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "np") as tensors:
             for name in tensors.keys():
                 shape = tensors.get_slice(name).get_shape()
                 is_read = len(shape) == 2 and (tied or "embed_tokens" not in name) and not (tied and "lm_head" in name)
-                numel += shape[0] * shape[1] if is_read else 0
-    return numel * {"fp32": 4, "bf16": 2}[dtype]
+                if is_read:
+                    row = shape[1] + 4 * -(-shape[1] // 64) if int8 else shape[1] * {"fp32": 4, "bf16": 2}[dtype]
+                    total += shape[0] * row
+    return total
 
 
 def memory_speed():
@@ -108,14 +111,15 @@ def main():
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--weights", choices=["int8"])
     args = parser.parse_args()
     paragraphs = [" ".join(text.split()) for text in args.text.read_text().split("\n\n") if len(text) > 200]
     prompts = [" ".join(text.split()[:8 + i % 8]) for i, text in enumerate(paragraphs[::37][:args.prompts])]
-    print(f"{args.dtype}, {len(prompts)} prompts, {args.tokens} tokens each, medians of {args.rounds} runs")
+    print(f"{args.dtype}{', weights int8' if args.weights else ''}, {len(prompts)} prompts, {args.tokens} tokens each, medians of {args.rounds} runs")
     print(f"{'batch':>5} {'trireme tokens/s':>17} {'transformers':>13} {'ratio':>6}  prompts with the same ids")
     memory = []
     for batch in (int(size) for size in args.batches.split(",")):
-        spec = {"folder": str(args.folder.resolve()), "prompts": prompts, "batch": batch, "tokens": args.tokens, "dtype": args.dtype}
+        spec = {"folder": str(args.folder.resolve()), "prompts": prompts, "batch": batch, "tokens": args.tokens, "dtype": args.dtype, "int8": args.weights == "int8"}
         found = {"trireme": [], "transformers": []}
         for turn in range(args.rounds):
             memory += [memory_speed()] if batch == 1 else []
@@ -132,7 +136,7 @@ def main():
         same = sum(a == b for a, b in zip(found["trireme"][0]["ids"], found["transformers"][0]["ids"]))
         print(f"{batch:5} {speed['trireme']:17.1f} {speed['transformers']:13.1f} {ratio:5.2f}x  {same} of {len(prompts)}", flush=True)
         if batch == 1:
-            reads = speed["trireme"] * weight_bytes(args.folder, args.dtype)
+            reads = speed["trireme"] * weight_bytes(args.folder, args.dtype, args.weights == "int8")
             print(f"      weights are read at {reads / 1e9:.1f} GB/s, {reads / statistics.median(memory):.0%} of what memory gives, "
                   f"{statistics.median(memory) / 1e9:.1f} GB/s", flush=True)
 

@@ -15,7 +15,7 @@ namespace {
 // Up to these rows a library's product takes longer: in fp32 1.9x for one row, 1.2x for eight; in bf16 3x and 1.1x (AMD
 // EPYC with AVX2).
 constexpr int64_t kFewRows = 8;
-// int8 weights are converted for the library's product, which takes as long as many rows.
+// A library's product needs int8 weights converted: faster from about 64 rows on (AMD EPYC with AVX-512).
 constexpr int64_t kFewInt8Rows = 64;
 
 /// Elements of a weight that a thread takes at a time.
