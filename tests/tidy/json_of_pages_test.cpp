@@ -105,6 +105,9 @@ void read(const json& part, const std::string& where) {
         {"data", {{"type", "text"}, {"train", "train.txt"}, {"tokenizer", "bytes"}}},
         {"training", {{"steps", 10000}}},
         {"engine", {{"train_batch_size", 8}}}};
+    if (part.contains("data") && part["data"].contains("sets")) { // a mixture has no files of its own
+      run.erase("data");
+    }
     run[json::json_pointer(section.empty() ? "" : "/" + join(split(section, '.'), "/"))].merge_patch(part);
   }
   config::read_run(JsonNode::parse(run.dump(1), where), kTop, {}, types());
