@@ -121,9 +121,8 @@ GptBlockImpl::GptBlockImpl(const GptOptions& options, const ModelRanks& ranks, i
 at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT) {
   const at::Tensor normal = normalise(ln_1, x_BTH);
   if (dropout > 0 && is_training()) { // between a projection's bias and the addition
-    const auto [x, y] =
-        fused::add_layer_norm(attn->forward(normal, positions_BT), x_BTH, {}, ln_2->weight, ln_2->bias,
-                              ln_2->options.eps());
+    const auto [x, y] = fused::add_layer_norm(attn->forward(normal, positions_BT), x_BTH, {}, ln_2->weight, ln_2->bias,
+                                              ln_2->options.eps());
     return x + mlp->forward(y);
   }
   return finish(attn->mix(normal, positions_BT), x_BTH);

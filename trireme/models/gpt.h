@@ -15,8 +15,8 @@
 #include <string>
 
 // B batch, T tokens, H hidden, A heads, V vocabulary. If ModelRanks split tokens or sequences, hidden values have this
-// rank's part of the T tokens. positions [B, T], if given: those of packed documents (documents.h), beyond which no attention
-// goes.
+// rank's part of the T tokens. positions [B, T], if given: those of packed documents (documents.h), beyond which no
+// attention goes.
 namespace trireme::models {
 
 class ModelValues;

@@ -195,8 +195,7 @@ at::Tensor LlamaImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) 
   return join_logits(head(model->extend(tokens_BT, cache)), options_.vocab_size, ranks_).squeeze(1);
 }
 
-at::Tensor LlamaImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT,
-                           const at::Tensor& positions_BT) {
+at::Tensor LlamaImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT, const at::Tensor& positions_BT) {
   return split_token_loss(local_logits(tokens_BT, positions_BT), targets_BT, options_.vocab_size, ranks_);
 }
 
