@@ -156,6 +156,7 @@ json another_value(const Section& section, const Key& key, const json& current) 
       return key.name == "partition" ? "uniform"
              : key.name == "device"  ? "cpu"
              : key.name == "choices" ? "recompute"
+             : key.name == "targets" ? "c_fc"
                                      : "other";
     case Kind::bytes:
       return "2GB";
@@ -227,8 +228,8 @@ int for_each_key(Visit visit) {
     for (const Key& key : section.keys) {
       // An own "type" selects the section; data.sequence_length may have one value only, a bert's head too with its
       // data; images and labels for the validation come together (run_file_test.cpp, model_types_test.cpp have these).
-      // A folder is read at once (huggingface_model_test.cpp).
-      const bool selects = (key.name == "type" && !section.when.empty()) || key.name == "from";
+      // A folder is read at once (huggingface_model_test.cpp, lora_test.cpp).
+      const bool selects = (key.name == "type" && !section.when.empty()) || key.name == "from" || key.name == "adapter";
       const bool fixed =
           (section.path == "data" &&
            (key.name == "sequence_length" || (section.when == "images" && key.name.starts_with("validation")))) ||

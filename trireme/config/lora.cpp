@@ -138,6 +138,11 @@ void check_lora(const JsonNode& root, RunConfig& run) {
   std::optional<models::LoraOptions> saved;
   std::error_code ignored;
   if (!lora.init_from.empty() && (!config || fs::exists(lora.init_from, ignored))) { // resumed runs need not have it
+    if (!fs::is_regular_file(lora.init_from / kAdapterConfig, ignored)) {
+      place(root, "model", "adapter")
+          .fail(concat("there is no ", (lora.init_from / kAdapterConfig).string(), ", which a PEFT folder has"),
+                concat("Name the folder that holds ", kAdapterConfig, " and adapter_model.safetensors."));
+    }
     saved = read_adapter_config(lora.init_from, names);
     note_other_base(root, run);
   }

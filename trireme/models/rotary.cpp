@@ -159,4 +159,9 @@ RotaryPositions::Table RotaryPositions::of(int64_t tokens, const at::Device& dev
   return {last_.cos.slice(0, 0, tokens), last_.sin.slice(0, 0, tokens)};
 }
 
+RotaryPositions::Table RotaryPositions::of(const at::Tensor& positions, int64_t length) const {
+  const Table all = of(length, positions.device());
+  return {all.cos.index_select(0, positions), all.sin.index_select(0, positions)};
+}
+
 } // namespace trireme::models

@@ -31,6 +31,8 @@ class RotaryPositions {
   };
   /// Of the `tokens` tokens that this context rank has of a sequence.
   Table of(int64_t tokens, const at::Device& device) const;
+  /// Of these positions, int64 [N], of sequences of at most `length` tokens: [N, head_dim / 2].
+  Table of(const at::Tensor& positions, int64_t length) const;
 
  private:
   Table compute(int64_t tokens, const at::Device& device) const;
