@@ -1,16 +1,14 @@
 // docs/models.md: its run files train, its commands run in its order, and what it refuses is refused in those words.
-#include "shell.h"
+#include "page_folder.h"
 
 #include <tests/support/page_blocks.h>
-
-#include <nlohmann/json.hpp>
 
 namespace trireme::tools {
 namespace {
 
 namespace fs = std::filesystem;
 
-class ModelsPageTest : public RunFolder {
+class ModelsPageTest : public PageFolder {
  protected:
   ModelsPageTest() {
     std::string text;
@@ -30,43 +28,6 @@ class ModelsPageTest : public RunFolder {
     }
     fs::create_directories(folder / "mamba");
     write_file_atomically(folder / "mamba/config.json", "{\n  \"model_type\": \"mamba\"\n}\n");
-  }
-  Finished in_folder(const std::string& command) const {
-    return sh(concat("cd \"", folder.string(), "\" && export OMP_NUM_THREADS=1 && PATH=\"", test::binary_dir(),
-                     "/bin:$PATH\" && ", command),
-              300);
-  }
-  // A few small steps. One that is resumed has some left.
-  Finished few_steps(const std::string& command) const {
-    return in_folder(concat(command, " --set training.eval_batches=1 --set training.steps=",
-                            command.find("--resume") == std::string::npos ? 2 : 3));
-  }
-  // A small Llama with a tokenizer of bytes stands for SmolLM2.
-  void make_smollm2() const {
-    nlohmann::ordered_json run = {{"model",
-                                   {{"type", "llama"},
-                                    {"layers", 1},
-                                    {"hidden", 16},
-                                    {"heads", 2},
-                                    {"intermediate", 24},
-                                    {"sequence_length", 512}}},
-                                  {"data", {{"type", "text"}, {"train", {"data/austen/emma.txt"}}}},
-                                  {"training", {{"steps", 1}, {"export", "smollm2"}}},
-                                  {"engine", {{"train_batch_size", 2}}}};
-    nlohmann::ordered_json vocabulary;
-    for (char letter = ' '; letter <= 'z'; ++letter) {
-      vocabulary[std::string(1, letter)] = letter - ' ';
-    }
-    write_file_atomically(
-        folder / "letters.json",
-        nlohmann::ordered_json{
-            {"added_tokens", nlohmann::ordered_json::array()},
-            {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::ordered_json::array()}}}}
-            .dump());
-    run["data"]["tokenizer"] = "letters.json";
-    write_file_atomically(folder / "base.json", run.dump());
-    const Finished made = in_folder("trireme train base.json --out runs/base");
-    ASSERT_EQ(made.status, 0) << made.output;
   }
 };
 

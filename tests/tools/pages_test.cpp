@@ -1,0 +1,136 @@
+// The commands and run files of docs/data.md, docs/fine_tuning.md and docs/generation.md run in their order.
+#include "page_folder.h"
+
+#include <tests/support/page_blocks.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::tools {
+namespace {
+
+using nlohmann::ordered_json;
+using testing::HasSubstr;
+
+class PagesTest : public PageFolder {
+ protected:
+  PagesTest() {
+    std::string text;
+    for (int i = 0; i < 400; ++i) {
+      text += concat("Line ", i, " of a text. ");
+    }
+    std::filesystem::create_directories(folder / "data/austen");
+    for (const char* name : {"data/austen/emma.txt", "books.txt", "novels.txt"}) {
+      write_file_atomically(folder / name, text);
+    }
+    make_smollm2();
+    write_file_atomically(
+        folder / "smollm2/chat_template.jinja",
+        "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}assistant: ");
+  }
+  // A page has the part of a run file that it is about.
+  std::string with_the_rest(const std::string& part) const {
+    const ordered_json of_page = ordered_json::parse(part.starts_with("\"") ? concat('{', part, '}') : part);
+    ordered_json run = {{"model", {{"from", "smollm2"}, {"sequence_length", 32}}},
+                        {"data", {{"type", "text"}, {"train", "novels.txt"}}},
+                        {"training", {{"steps", 1}}},
+                        {"engine", {{"train_batch_size", 2}, {"optimizer", {{"type", "AdamW"}}}}}};
+    for (const auto& [key, section] : of_page.items()) {
+      if (key == "data") {
+        run[key] = section;
+      } else {
+        run[key].update(section);
+      }
+    }
+    return run.dump();
+  }
+  void run_command(const std::string& command) const {
+    if (!command.empty()) {
+      const Finished run = in_folder(command);
+      EXPECT_EQ(run.status, 0) << command << '\n' << run.output;
+    }
+  }
+  Finished train(const std::string& part, const std::string& out) const {
+    write_file_atomically(folder / "page.json", with_the_rest(part));
+    return few_steps(concat("trireme train page.json --out runs/", out));
+  }
+};
+
+TEST_F(PagesTest, Data) {
+  ASSERT_EQ(in_folder("echo \"{\\\"text\\\": \\\"a line\\\"}\" | gzip > web.jsonl.gz").status, 0);
+  run_command("trireme data tokenize novels.txt --tokenizer smollm2 --out web");
+  int files = 0, commands = 0;
+  for (const test::PageBlock& block : test::blocks_of("docs/data.md")) {
+    SCOPED_TRACE(block.where);
+    if (block.language.starts_with("json")) {
+      const Finished run = train(block.text, concat("data", ++files));
+      EXPECT_EQ(run.status, 0) << run.output;
+      if (block.text.find("mixture") != std::string::npos) {
+        EXPECT_THAT(run.output, HasSubstr("samples read: "));
+      }
+    } else if (block.text.starts_with("trireme ")) {
+      for (const std::string& command : test::commands_of(block)) {
+        run_command(command);
+        commands += command.empty() ? 0 : 1;
+      }
+    }
+  }
+  EXPECT_EQ(files, 3);
+  EXPECT_EQ(commands, 1);
+}
+
+TEST_F(PagesTest, FineTuning) {
+  int files = 0, commands = 0;
+  for (const test::PageBlock& block : test::blocks_of("docs/fine_tuning.md")) {
+    SCOPED_TRACE(block.where);
+    if (block.language.starts_with("json")) {
+      const bool lora = block.text.find("lora") != std::string::npos;
+      const Finished run = train(block.text, lora ? "novels" : "frozen");
+      EXPECT_EQ(run.status, 0) << run.output;
+      EXPECT_THAT(run.output, HasSubstr(" trained"));
+      ++files;
+    } else {
+      for (const std::string& command : test::commands_of(block)) {
+        run_command(command);
+        commands += command.empty() ? 0 : 1;
+      }
+    }
+  }
+  EXPECT_EQ(files, 2);
+  EXPECT_EQ(commands, 4);
+}
+
+TEST_F(PagesTest, Generation) {
+  std::filesystem::create_directories(folder / "data");
+  std::filesystem::copy(folder / "smollm2", folder / "data/smollm2", std::filesystem::copy_options::recursive);
+  ASSERT_EQ(train("{}", "mine").status, 0);
+  int commands = 0;
+  for (const test::PageBlock& block : test::blocks_of("docs/generation.md")) {
+    SCOPED_TRACE(block.where);
+    if (block.text.starts_with("{\"prompt\"")) { // the keys of a line of --json
+      const Finished run =
+          in_folder("trireme generate data/smollm2 --prompt \"It is\" --max-tokens 4 --temperature 0 --json");
+      std::string expected = "{";
+      for (const auto& item : ordered_json::parse(run.output.substr(run.output.find('{'))).items()) {
+        expected += concat(expected == "{" ? "" : ",", '"', item.key(), '"');
+      }
+      std::string keys = "{"; // "key": in the order of the page
+      for (size_t at = block.text.find('"'); at != std::string::npos; at = block.text.find('"', at + 1)) {
+        const size_t end = block.text.find('"', at + 1);
+        if (block.text[end + 1] == ':') {
+          keys += concat(keys == "{" ? "" : ",", block.text.substr(at, end + 1 - at));
+        }
+        at = end;
+      }
+      EXPECT_EQ(keys, expected);
+    } else if (block.text.starts_with("trireme ")) {
+      for (const std::string& command : test::commands_of(block)) {
+        run_command(command);
+        commands += command.empty() ? 0 : 1;
+      }
+    }
+  }
+  EXPECT_EQ(commands, 4);
+}
+
+} // namespace
+} // namespace trireme::tools
