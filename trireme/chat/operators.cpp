@@ -4,6 +4,7 @@
 #include <trireme/chat/characters.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace trireme::chat {
 namespace {
@@ -29,6 +30,12 @@ int64_t floor_modulo(int64_t a, int64_t b) {
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
+// Python's: the result has the sign of b.
+double floor_modulo(double a, double b) {
+  const double rest = std::fmod(a, b);
+  return rest == 0 ? std::copysign(0.0, b) : (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
 Value calculate_integers(int64_t a, std::string_view sign, int64_t b) {
   int64_t result = 0;
   if (sign == "+"   ? __builtin_add_overflow(a, b, &result)
@@ -37,9 +44,6 @@ Value calculate_integers(int64_t a, std::string_view sign, int64_t b) {
                     : false) {
     overflow();
   }
-  if (sign == "%" && b == 0) {
-    throw TemplateError("modulo by zero");
-  }
   if (sign == "%") {
     result = floor_modulo(a, b);
   }
@@ -47,11 +51,14 @@ Value calculate_integers(int64_t a, std::string_view sign, int64_t b) {
 }
 
 Value calculate_numbers(const Number& a, std::string_view sign, const Number& b) {
+  if (sign == "%" && b.real == 0) {
+    throw TemplateError("modulo by zero");
+  }
   if (!a.is_real && !b.is_real) {
     return calculate_integers(a.integer, sign, b.integer);
   }
   if (sign == "%") {
-    throw NotSupported("% supports only integers");
+    return floor_modulo(a.real, b.real);
   }
   return sign == "+" ? a.real + b.real : sign == "-" ? a.real - b.real : a.real * b.real;
 }

@@ -10,7 +10,7 @@
 // undefined operand; and for integers beyond 64 bits, which Python has.
 namespace trireme::chat {
 
-/// `sign` is one of + - * %, the last for integers alone. Of texts: + and a text times an integer; of lists: +.
+/// `sign` is one of + - * %, the last for numbers alone. Of texts: + and a text times an integer; of lists: +.
 Value calculate(const Value& left, std::string_view sign, const Value& right, Budget& budget);
 Value negate(const Value& value);
 
