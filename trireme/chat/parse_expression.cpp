@@ -299,8 +299,31 @@ ExpressionPtr Parser::parse_test(ExpressionPtr node) {
   test->name = take_name("the name of a test after 'is'");
   if (is_sign("(")) {
     test->arguments = parse_arguments();
+  } else if (begins_argument_of_test()) {
+    test->arguments.emplace_back().value = parse_postfix(parse_primary());
+  }
+  for (const Argument& argument : test->arguments) {
+    test->depth = std::max(test->depth, argument.value->depth + 1);
   }
   return is_negated ? make(Form::not_, line, list_of(std::move(test))) : std::move(test);
+}
+
+// `x is eq 1` needs no brackets.
+bool Parser::begins_argument_of_test() const {
+  constexpr std::string_view kGoesOn[] = {"and", "else", "if", "in", "not", "or"};
+  switch (token().type) {
+    case Type::name:
+      if (is_name("is")) {
+        fail("a test follows a test", "Put the first into brackets: (x is y) is z.");
+      }
+      return std::ranges::find(kGoesOn, token().text) == std::end(kGoesOn);
+    case Type::string:
+    case Type::integer:
+    case Type::real:
+      return true;
+    default:
+      return is_sign("[") || is_sign("{");
+  }
 }
 
 ExpressionPtr Parser::parse_tuple(bool with_condition, bool in_parentheses) {

@@ -67,6 +67,7 @@ class Parser {
   ExpressionPtr parse_call(ExpressionPtr node);
   ExpressionPtr parse_filter(ExpressionPtr node);
   ExpressionPtr parse_test(ExpressionPtr node);
+  bool begins_argument_of_test() const;
   std::vector<Argument> parse_arguments();
   /// Expressions with commas between them; without one, the expression alone.
   ExpressionPtr parse_tuple(bool with_condition, bool in_parentheses = false);

@@ -50,6 +50,11 @@ bool has_parity(const Value& value, const Arguments& given, Budget& budget) {
   return is_equal(calculate(value, "%", int64_t{2}, budget), kRest, budget);
 }
 
+bool is_divisible(const Value& value, const Arguments& given, Budget& budget) {
+  const CallArguments arguments(given, "divisibleby", {"num"}, 1);
+  return is_equal(calculate(value, "%", arguments.get(0), budget), int64_t{0}, budget);
+}
+
 bool is_in(const Value& value, const Arguments& given, Budget& budget) {
   const CallArguments arguments(given, "in", {"seq"}, 1);
   return contains(arguments.get(0), value, budget);
@@ -67,6 +72,7 @@ const Named<ValueTest>& tests() {
       {"==", equals<true>},
       {"boolean", judge_value<has_kind<Kind::boolean>>},
       {"defined", judge_value<is_defined>},
+      {"divisibleby", is_divisible},
       {"eq", equals<true>},
       {"equalto", equals<true>},
       {"even", has_parity<0>},
