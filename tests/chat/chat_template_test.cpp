@@ -129,6 +129,23 @@ TEST(ChatTemplateTest, HostileTemplatesAreRefused) {
       "{% set " + repeated("(", 100'000) + "x = 1 %}",
       "{% for " + repeated("(", 100'000) + "x in y %}",
       "{{ 123456789012345678901234567890 }}",
+      "{% set a = 'a' * 10000000 %}{% for i in range(3000) %}{% set n = a | length %}{% endfor %}",
+      "{% set a = 'a' * 10000000 %}{% for i in range(3000) %}{% set n = a.startswith(a) %}{% endfor %}",
+      "{% set a = 'a' * 10000000 %}{% for i in range(3000) %}{% set n = a.endswith(a ~ '') %}{% endfor %}",
+      "{% set a = 'a' * 10000000 %}{% for i in range(3000) %}{% set n = a < a ~ '' %}{% endfor %}",
+      "{% set a = 'a' * 10000000 %}{% for i in range(3000) %}{% set n = a in messages[0] %}{% endfor %}",
+      "{% set a = 'a' * 10000000 %}{% for i in range(3000) %}{% set n = 'a' in a %}{% endfor %}",
+      "{% set a = 'a' * 10000000 %}{% for i in range(3000) %}{% set n = messages[0][a] %}{% endfor %}",
+      "{% set a = 'a' * 10000000 %}{% for i in range(3000) %}{% set n = a | int %}{% endfor %}",
+      "{% set a = 'a' * 10000000 %}{% for i in range(3000) %}{% set n = 'a'.strip(a) %}{% endfor %}",
+      "{% set a = 'a.' * 5000000 %}{{ range(100000) | map(attribute=a) | list }}",
+      "{% for i in range(100000) %}{% set n = " + std::string(1'000'000, 'x') + " %}{% endfor %}",
+      "{{ ('a' * 5000000) | list | length }}",
+      "{{ ('a' * 5000000).split('a') | length }}",
+      "{{ ('a ' * 5000000).split() | length }}",
+      "{% for a in 'a' * 5000000 %}{% endfor %}",
+      "{{ ('\\x01' * 40000000) | tojson | length }}",
+      "{{ [('\\x01' * 40000000)] | string | length }}",
   };
   for (const std::string& text : hostile) {
     EXPECT_THAT(error_of(text, {.max_steps = 3'000'000}), testing::StartsWith("[chat] t.jinja:"))
@@ -136,6 +153,34 @@ TEST(ChatTemplateTest, HostileTemplatesAreRefused) {
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   EXPECT_LT(seconds, 60);
+}
+
+// Each takes a time that grows with the texts' lengths, not with their product.
+TEST(ChatTemplateTest, LongTextsAreSearchedInLinearTime) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::string texts =
+      "{% set a = 'a' * 2000000 %}{% set b = 'a' * 1000000 ~ 'b' %}{% set c = 'b' ~ 'a' * 1000000 %}";
+  for (const auto& [expression, expected] : {std::pair("b in a", "False"),
+                                             {"c in a", "False"},
+                                             {"a | replace(b, '') == a", "True"},
+                                             {"(a ~ 'b') | replace(b, 'x') | length", "1000001"},
+                                             {"a.replace(c, '') == a", "True"},
+                                             {"a.split(b) == [a]", "True"},
+                                             {"(a ~ a).split('a' * 1000000) | length", "5"},
+                                             {"a.find(b)", "-1"},
+                                             {"(a ~ 'b').find(b)", "1000000"},
+                                             {"a.rfind(c)", "-1"},
+                                             {"(c ~ b).rfind(c)", "0"},
+                                             {"(a ~ c ~ 'é' ~ c).rfind(c)", "3000002"},
+                                             {"a.strip('b' * 1000000 ~ 'a') | length", "0"},
+                                             {"('éa' * 3 ~ 'x').strip('y' * 50 ~ 'éa')", "x"},
+                                             {"a.strip(b) | length", "0"},
+                                             {"(a ~ 'é')[::-1] == 'é' ~ a", "True"},
+                                             {"(a ~ 'é') | last ~ a | first", "éa"}}) {
+    EXPECT_EQ(render(texts + "{{ " + expression + " }}"), expected) << expression;
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  EXPECT_LT(seconds, 20);
 }
 
 TEST(ChatTemplateTest, LongChainsAreNoNesting) {

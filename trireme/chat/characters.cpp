@@ -5,6 +5,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace trireme::chat {
 namespace {
@@ -35,16 +36,31 @@ void for_each_char(std::string_view text, Each&& each) {
   }
 }
 
-bool contains(std::string_view chars, char32_t code) {
-  for (size_t at = 0; at < chars.size();) {
-    const Char character = char_at(chars, at);
-    if (character.code == code) {
-      return true;
+// The characters that strip() takes away. Many are looked up in a table, a few in their text.
+class CharSet {
+ public:
+  explicit CharSet(std::string_view chars) : chars_(chars) {
+    constexpr size_t kFew = 32;
+    if (chars.size() > kFew) {
+      table_.resize(kCodePoints);
+      for_each_char(chars, [&](size_t, Char character) { table_[character.code] = true; });
     }
-    at += character.bytes;
   }
-  return false;
-}
+
+  bool contains(char32_t code) const {
+    if (!table_.empty()) {
+      return table_[code];
+    }
+    bool found = false;
+    for_each_char(chars_, [&](size_t, Char character) { found = found || character.code == code; });
+    return found;
+  }
+
+ private:
+  static constexpr size_t kCodePoints = 0x110000;
+  std::string_view chars_;
+  std::vector<bool> table_;
+};
 
 } // namespace
 
@@ -53,10 +69,22 @@ size_t length(std::string_view text) {
       std::ranges::count_if(text, [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0U) != 0x80U; }));
 }
 
-std::vector<std::string_view> characters(std::string_view text) {
-  std::vector<std::string_view> found;
-  for_each_char(text, [&](size_t at, Char character) { found.push_back(text.substr(at, character.bytes)); });
-  return found;
+// The C library's memmem() is linear; std::string's find() compares all of `wanted` at each place.
+size_t find_first(std::string_view text, std::string_view wanted) {
+  if (wanted.empty()) {
+    return 0;
+  }
+  const void* const found = ::memmem(text.data(), text.size(), wanted.data(), wanted.size());
+  return found == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+}
+
+size_t find_last(std::string_view text, std::string_view wanted) {
+  constexpr size_t kShort = 64;
+  if (wanted.size() <= kShort || wanted.size() > text.size()) {
+    return text.rfind(wanted);
+  }
+  const size_t found = find_first(std::string(text.rbegin(), text.rend()), std::string(wanted.rbegin(), wanted.rend()));
+  return found == std::string_view::npos ? found : text.size() - found - wanted.size();
 }
 
 size_t byte_of(std::string_view text, size_t index) {
@@ -73,7 +101,8 @@ bool is_space(char32_t code) {
 }
 
 std::string_view strip(std::string_view text, Side side, std::optional<std::string_view> chars) {
-  const auto goes = [&](char32_t code) { return chars ? contains(*chars, code) : is_space(code); };
+  const CharSet set(chars.value_or(""));
+  const auto goes = [&](char32_t code) { return chars ? set.contains(code) : is_space(code); };
   while (side != Side::right && !text.empty()) {
     const Char first = char_at(text, 0);
     if (!goes(first.code)) {
@@ -126,8 +155,10 @@ std::string replace(std::string_view text, std::string_view old, std::string_vie
   if (old.empty()) {
     throw NotSupported("replace does not support an empty text to replace");
   }
+  budget.spend_pass(text.size());
+  budget.spend_pass(std::min(old.size(), text.size()));
   for (; most != 0; --most) {
-    const size_t found = text.find(old);
+    const size_t found = find_first(text, old);
     if (found == std::string_view::npos) {
       break;
     }
@@ -140,19 +171,26 @@ std::string replace(std::string_view text, std::string_view old, std::string_vie
   return out;
 }
 
-std::vector<std::string_view> split_text(std::string_view text, std::optional<std::string_view> separator,
-                                         int64_t most) {
+std::vector<std::string_view> split_text(std::string_view text, std::optional<std::string_view> separator, int64_t most,
+                                         Budget& budget) {
+  budget.spend_pass(text.size());
   std::vector<std::string_view> parts;
+  const auto add = [&](std::string_view part) {
+    budget.spend_elements(parts.size() + 1, 0);
+    budget.spend(Budget::kStepsOfObject);
+    parts.push_back(part);
+  };
   if (separator) {
+    budget.spend_pass(std::min(separator->size(), text.size()));
     for (; most != 0; --most) {
-      const size_t found = text.find(*separator);
+      const size_t found = find_first(text, *separator);
       if (found == std::string_view::npos) {
         break;
       }
-      parts.push_back(text.substr(0, found));
+      add(text.substr(0, found));
       text.remove_prefix(found + separator->size());
     }
-    parts.push_back(text);
+    add(text);
     return parts;
   }
   for (text = strip(text, Side::left); !text.empty() && most != 0; --most) {
@@ -160,11 +198,11 @@ std::vector<std::string_view> split_text(std::string_view text, std::optional<st
     while (end < text.size() && !is_space(char_at(text, end).code)) {
       end += char_at(text, end).bytes;
     }
-    parts.push_back(text.substr(0, end));
+    add(text.substr(0, end));
     text = strip(text.substr(end), Side::left);
   }
   if (!text.empty()) {
-    parts.push_back(text);
+    add(text);
   }
   return parts;
 }

@@ -14,8 +14,9 @@ namespace trireme::chat {
 
 /// The number of code points. Cost: one pass.
 size_t length(std::string_view text);
-/// Each code point.
-std::vector<std::string_view> characters(std::string_view text);
+/// The first byte of the first and of the last `wanted`; npos: none. Cost: linear, whatever the texts are.
+size_t find_first(std::string_view text, std::string_view wanted);
+size_t find_last(std::string_view text, std::string_view wanted);
 /// The byte at which code point `index` begins; text.size() past the end.
 size_t byte_of(std::string_view text, size_t index);
 
@@ -23,7 +24,7 @@ size_t byte_of(std::string_view text, size_t index);
 bool is_space(char32_t code);
 
 enum class Side { both, left, right };
-/// str.strip(), lstrip() and rstrip(); without `chars`, spaces.
+/// str.strip(), lstrip() and rstrip(); without `chars`, spaces. Cost: one pass over each.
 std::string_view strip(std::string_view text, Side side, std::optional<std::string_view> chars = {});
 
 /// str.lower() and the like, with Unicode's simple mappings.
@@ -35,8 +36,9 @@ std::string title(std::string_view text);
 /// str.replace(). `most`: replacements; negative: all. Errors: TemplateError for a text that is too long.
 std::string replace(std::string_view text, std::string_view old, std::string_view with, int64_t most, Budget& budget);
 
-/// str.split(): at `separator` (not empty), or without one at spaces. `most`: cuts; negative: all.
-std::vector<std::string_view> split_text(std::string_view text, std::optional<std::string_view> separator,
-                                         int64_t most);
+/// str.split(): at `separator` (not empty), or without one at spaces. `most`: cuts; negative: all. Errors:
+/// TemplateError for too many parts.
+std::vector<std::string_view> split_text(std::string_view text, std::optional<std::string_view> separator, int64_t most,
+                                         Budget& budget);
 
 } // namespace trireme::chat

@@ -28,7 +28,8 @@ struct RenderOptions {
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
   /// What strftime_now() shows; none: the local time.
   std::optional<std::tm> now = std::nullopt;
-  /// Limits of one rendering: bytes of a text, and steps (an expression or a new element; 16 bytes of text).
+  /// Limits of one rendering: bytes of a text, and steps (an expression, an element, 16 bytes of text that is made,
+  /// copied or searched). Whatever the template, the defaults allow some seconds and about 1 GB.
   size_t max_bytes = size_t{64} << 20;
   uint64_t max_steps = 50'000'000;
 };
@@ -49,8 +50,8 @@ class ChatTemplate {
                             nlohmann::ordered_json special_tokens = nlohmann::ordered_json::object());
 
   /// Renders a conversation: an array of objects with "role" and "content", whose other keys the template may read.
-  /// As transformers' apply_chat_template: keys with null are left out, and reasoning_content, thinking and reasoning
-  /// stand for each other. Tokenize the text without adding special tokens, which it has.
+  /// As transformers' apply_chat_template: keys with null are left out, and the first of reasoning_content, thinking
+  /// and reasoning also fills the first two. Tokenize the text without adding special tokens, which it has.
   /// Errors: InputError with source and line, also with what the template says by raise_exception().
   std::string render(const nlohmann::ordered_json& messages, const RenderOptions& options = {}) const;
   Rendered render_with_spans(const nlohmann::ordered_json& messages, const RenderOptions& options = {}) const;

@@ -25,7 +25,7 @@ bool holds(const Value& left, std::string_view sign, const Value& right, Budget&
 Value Interpreter::evaluate(const Expression& node, const ScopePtr& scope) {
   using Form = Expression::Kind;
   const Level level = deeper();
-  budget_.spend();
+  budget_.spend(1 + node.name.size() / 16);
   line_ = node.line;
   switch (node.kind) {
     case Form::literal:
@@ -72,8 +72,12 @@ Value Interpreter::evaluate(const Expression& node, const ScopePtr& scope) {
 }
 
 Value Interpreter::evaluate_name(const Expression& node, const Scope& scope) const {
-  const Value* const found = scope.find(node.name);
-  return found != nullptr ? *found : Value::undefined(concat('\'', node.name, "' is undefined"));
+  budget_.spend(scope.depth() / 8);
+  if (const Value* const found = scope.find(node.name)) {
+    return *found;
+  }
+  budget_.spend(Budget::kStepsOfObject);
+  return Value::undefined(concat('\'', node.name, "' is undefined"));
 }
 
 Values Interpreter::evaluate_all(const Expression& node, const ScopePtr& scope) {
@@ -85,6 +89,7 @@ Values Interpreter::evaluate_all(const Expression& node, const ScopePtr& scope) 
 }
 
 Value Interpreter::evaluate_dict(const Expression& node, const ScopePtr& scope) {
+  budget_.spend(Budget::kStepsOfObject);
   Mapping mapping;
   for (size_t i = 0; i + 1 < node.operands.size(); i += 2) {
     const Value key = evaluate(*node.operands[i], scope);

@@ -63,12 +63,13 @@ Value integer_of(double value) {
   return static_cast<int64_t>(value);
 }
 
-Value integer_filter(const Value& input, const Arguments& given, Budget&) {
+Value integer_filter(const Value& input, const Arguments& given, Budget& budget) {
   const CallArguments arguments(given, "int", {"default"});
   if (const auto number = number_of(input)) {
     return number->is_real ? integer_of(number->real) : Value(number->integer);
   }
   input.require_defined();
+  budget.spend_pass(input.is_text() ? input.text().size() : 0);
   std::string_view digits = input.is_text() ? strip(input.text(), Side::both) : "";
   digits.remove_prefix(digits.starts_with('+') && !digits.starts_with("+-") ? 1 : 0);
   const char* const end = digits.data() + digits.size();
@@ -133,6 +134,8 @@ Value to_json_filter(const Value& input, const Arguments& given, Budget& budget)
     if (both.size() != 2 || !both[0].is_text() || !both[1].is_text()) {
       throw TemplateError("separators of tojson must be two texts");
     }
+    budget.spend_pass(both[0].text().size());
+    budget.spend_pass(both[1].text().size());
     style.between = both[0].text();
     style.after_key = both[1].text();
   }

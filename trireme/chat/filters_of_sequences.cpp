@@ -6,6 +6,7 @@
 #include <trireme/chat/operators.h>
 #include <trireme/chat/show.h>
 #include <trireme/chat/value_tests.h>
+#include <trireme/tokenizer/unicode.h>
 
 #include <algorithm>
 
@@ -37,8 +38,13 @@ Value dictsort(const Value& input, const Arguments& given, Budget& budget) {
 template <bool kLast>
 Value end_filter(const Value& input, const Arguments& given, Budget& budget) {
   const CallArguments arguments(given, kLast ? "last" : "first", {});
-  if (kLast && !size_of(input)) {
+  if (kLast && !size_of(input, budget)) {
     throw TemplateError("last needs a list; use |list before it");
+  }
+  if (input.is_text() && !input.text().empty()) {
+    const std::string_view text = input.text();
+    return Value(text.substr(kLast ? tokenizer::char_before(text, text.size()) : 0,
+                             kLast ? std::string_view::npos : tokenizer::char_at(text, 0).bytes));
   }
   const Values elements = elements_of(input, budget);
   return elements.empty() ? Value::undefined("the sequence has no first and no last item, because it is empty")
@@ -69,9 +75,9 @@ Value join_filter(const Value& input, const Arguments& given, Budget& budget) {
   return out;
 }
 
-Value length_filter(const Value& input, const Arguments& given, Budget&) {
+Value length_filter(const Value& input, const Arguments& given, Budget& budget) {
   const CallArguments arguments(given, "length", {});
-  const auto size = size_of(input);
+  const auto size = size_of(input, budget);
   if (!size) {
     throw TemplateError(concat("object of type '", type_name(input), "' has no len()"));
   }

@@ -41,13 +41,14 @@ Value make_namespace(const Arguments& given, Namespaces& namespaces, Budget& bud
   for (const auto& [name, value] : given.named) {
     made->attributes.set(name, value, budget);
   }
-  budget.spend();
+  budget.spend(2 * Budget::kStepsOfObject);
   namespaces.push_back(made);
   return made;
 }
 
-Value show_time(const Arguments& given, const std::optional<std::tm>& now) {
+Value show_time(const Arguments& given, const std::optional<std::tm>& now, Budget& budget) {
   const CallArguments arguments(given, "strftime_now", {"format"}, 1);
+  budget.spend_pass(arguments.text(0).size());
   std::tm time{};
   if (now) {
     time = *now;
@@ -71,7 +72,7 @@ void set_functions(Scope& scope, Namespaces& namespaces, const std::optional<std
   };
   set("range", [&budget](const Arguments& given) { return range(given, budget); });
   set("namespace", [&](const Arguments& given) { return make_namespace(given, namespaces, budget); });
-  set("strftime_now", [now](const Arguments& given) { return show_time(given, now); });
+  set("strftime_now", [now, &budget](const Arguments& given) { return show_time(given, now, budget); });
   set("raise_exception", [&budget](const Arguments& given) -> Value {
     const CallArguments arguments(given, "raise_exception", {"message"}, 1);
     throw RaisedByTemplate(to_text(arguments.get(0), budget));

@@ -139,6 +139,10 @@ void Interpreter::run_generation(const GenerationStatement& statement, const Sco
 }
 
 void Interpreter::assign(const Target& target, Value value, const ScopePtr& values_from, Scope& to) {
+  for (const std::string& name : target.names) {
+    budget_.spend_pass(name.size());
+  }
+  budget_.spend_pass(target.attribute.size());
   if (!target.attribute.empty()) {
     const Value* const owner = values_from->find(target.names.front());
     if (owner == nullptr || !owner->is(Value::Kind::name_space)) {
@@ -161,6 +165,7 @@ void Interpreter::assign(const Target& target, Value value, const ScopePtr& valu
 }
 
 Value Interpreter::make_macro(const MacroStatement& macro, const ScopePtr& scope) {
+  budget_.spend(4 * Budget::kStepsOfObject); // the scope is kept
   if (macro_scopes_.empty() || macro_scopes_.back() != scope) {
     macro_scopes_.push_back(scope);
   }
@@ -179,6 +184,7 @@ Value Interpreter::call_macro(const MacroStatement& macro, const ScopePtr& scope
       throw TemplateError(concat("macro '", macro.name, "' takes no keyword argument '", name, '\''));
     }
   }
+  budget_.spend(parameters.size() * (1 + arguments.named.size()));
   const auto inner = std::make_shared<Scope>(scope);
   const size_t first_default = parameters.size() - macro.signature.defaults.size();
   for (size_t i = 0; i < parameters.size(); ++i) {

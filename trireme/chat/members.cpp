@@ -35,6 +35,7 @@ std::optional<Value> find_mapping_method(const Value& self, const std::string& n
     const Value* const found = self.mapping().find(arguments.get(0), budget);
     return found != nullptr ? *found : arguments.find(1) != nullptr ? arguments.get(1) : Value();
   };
+  budget.spend(Budget::kStepsOfObject);
   return std::make_shared<const Callable>(Callable{name, call, self.nesting() + 1});
 }
 
@@ -91,12 +92,14 @@ std::string supported_methods() {
 
 Value get_attribute(const Value& value, const std::string& name, Budget& budget) {
   value.require_defined();
+  budget.spend_pass(name.size());
   if (auto found = find_attribute(value, name, budget)) {
     return *std::move(found);
   }
   if (auto found = find_item(value, name, budget)) {
     return *std::move(found);
   }
+  budget.spend(Budget::kStepsOfObject);
   return Value::undefined(concat('\'', owner(value), "' has no attribute '", name, '\''));
 }
 
@@ -104,7 +107,9 @@ Value get_item(const Value& value, const Value& key, Budget& budget) {
   if (auto found = find_item(value, key, budget)) {
     return *std::move(found);
   }
+  budget.spend(Budget::kStepsOfObject);
   if (key.is_text()) {
+    budget.spend_text(key.text().size());
     if (auto found = find_attribute(value, key.text(), budget)) {
       return *std::move(found);
     }
@@ -118,7 +123,10 @@ Value get_path(const Value& value, const Value& path, Budget& budget) {
     return get_item(value, path, budget);
   }
   Value found = value;
-  for (const std::string& part : split(path.text(), '.')) {
+  budget.spend_pass(path.text().size());
+  for (size_t at = 0; at <= path.text().size();) {
+    const std::string_view part = std::string_view(path.text()).substr(at, path.text().find('.', at) - at);
+    at += part.size() + 1;
     int64_t index = 0;
     const auto result = std::from_chars(part.data(), part.data() + part.size(), index);
     const bool is_index = !part.empty() && result.ec == std::errc() && result.ptr == part.data() + part.size();

@@ -86,7 +86,7 @@ FinalMessage::FinalMessage(ordered_json& messages) {
 std::string FinalMessage::cut(const std::string& rendered) const {
   const std::string_view mark = strip(kMark, Side::both);
   const size_t found = rendered.rfind(mark);
-  if (found == std::string::npos || rendered.find(strip(text_, Side::both)) == std::string::npos) {
+  if (found == std::string::npos || find_first(rendered, strip(text_, Side::both)) == std::string_view::npos) {
     refuse("the chat template does not keep the end of the last message, so it cannot be continued",
            "Leave out continue_final_message, or change the last message.");
   }

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/chat/characters.h>
+#include <trireme/tokenizer/unicode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -105,6 +106,7 @@ Value calculate(const Value& left, std::string_view sign, const Value& right, Bu
   }
   if (sign == "+" && is_list_or_tuple(left) && is_list_or_tuple(right) &&
       left.sequence().type == right.sequence().type) {
+    budget.spend_elements(left.sequence().elements.size() + right.sequence().elements.size());
     Values elements = left.sequence().elements;
     elements.insert(elements.end(), right.sequence().elements.begin(), right.sequence().elements.end());
     return make_sequence(left.sequence().type, std::move(elements), budget);
@@ -184,6 +186,7 @@ bool compare(const Value& left, std::string_view sign, const Value& right, Budge
     return judge(compare_numbers(*a, *b));
   }
   if (left.is_text() && right.is_text()) { // UTF-8 has the order of code points
+    budget.spend_pass(std::min(left.text().size(), right.text().size()));
     const int order = left.text().compare(right.text());
     return judge(order < 0 ? -1 : order > 0 ? 1 : 0);
   }
@@ -203,8 +206,9 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
       if (!item.is_text()) {
         throw TemplateError(concat("'in <string>' requires a string, not ", type_name(item)));
       }
-      budget.spend_text(container.text().size());
-      return container.text().find(item.text()) != std::string::npos;
+      budget.spend_pass(container.text().size());
+      budget.spend_pass(std::min(item.text().size(), container.text().size()));
+      return find_first(container.text(), item.text()) != std::string_view::npos;
     case Kind::mapping:
       return container.mapping().find(item, budget) != nullptr;
     case Kind::undefined:
@@ -220,7 +224,7 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
 
 Value slice(const Value& value, std::optional<int64_t> begin, std::optional<int64_t> end, Budget& budget) {
   check_sliceable(value);
-  const auto size = static_cast<int64_t>(*size_of(value));
+  const auto size = static_cast<int64_t>(*size_of(value, budget));
   const auto place = [&](std::optional<int64_t> bound, int64_t instead) {
     return !bound ? instead : std::clamp<int64_t>(*bound < 0 ? *bound + size : *bound, 0, size);
   };
@@ -238,16 +242,20 @@ Value slice(const Value& value, std::optional<int64_t> begin, std::optional<int6
 
 Value reverse(const Value& value, Budget& budget) {
   check_sliceable(value);
-  Values elements = elements_of(value, budget);
-  std::ranges::reverse(elements);
   if (!value.is_text()) {
+    Values elements = elements_of(value, budget);
+    std::ranges::reverse(elements);
     return make_sequence(value.sequence().type, std::move(elements), budget);
   }
-  std::string text;
-  for (const Value& character : elements) {
-    text += character.text();
+  const std::string_view text = value.text();
+  budget.spend_text(text.size());
+  std::string reversed;
+  for (size_t end = text.size(); end > 0;) {
+    const size_t begin = tokenizer::char_before(text, end);
+    reversed += text.substr(begin, end - begin);
+    end = begin;
   }
-  return text;
+  return reversed;
 }
 
 std::optional<Value> find_item(const Value& value, const Value& key, Budget& budget) {
@@ -260,7 +268,7 @@ std::optional<Value> find_item(const Value& value, const Value& key, Budget& bud
   if (!index || index->is_real || (!value.is_text() && !is_list_or_tuple(value))) {
     return std::nullopt;
   }
-  const auto size = static_cast<int64_t>(*size_of(value));
+  const auto size = static_cast<int64_t>(*size_of(value, budget));
   const int64_t at = index->integer < 0 ? index->integer + size : index->integer;
   if (at < 0 || at >= size) {
     return std::nullopt;
@@ -268,8 +276,8 @@ std::optional<Value> find_item(const Value& value, const Value& key, Budget& bud
   if (value.is_sequence()) {
     return value.sequence().elements[static_cast<size_t>(at)];
   }
+  budget.spend_pass(value.text().size());
   const std::string_view rest = std::string_view(value.text()).substr(byte_of(value.text(), static_cast<size_t>(at)));
-  budget.spend_text(value.text().size());
   return Value(rest.substr(0, byte_of(rest, 1)));
 }
 

@@ -18,7 +18,7 @@ bool is_equal(const Value& left, const Value& right, Budget& budget);
 bool is_less(const Value& left, const Value& right, Budget& budget);
 /// `sign` is one of == != < <= > >=. Numbers and texts have an order.
 bool compare(const Value& left, std::string_view sign, const Value& right, Budget& budget);
-/// `item in container`. Uses up an iterator.
+/// `item in container`. Uses up an iterator. Cost: linear in both.
 bool contains(const Value& container, const Value& item, Budget& budget);
 
 /// value[begin:end] of a text, a list or a tuple; none: left out.

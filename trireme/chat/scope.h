@@ -14,7 +14,8 @@ namespace trireme::chat {
 /// The variables of a block; those around it are seen from it.
 class Scope {
  public:
-  explicit Scope(std::shared_ptr<const Scope> around = nullptr) : around_(std::move(around)) {}
+  explicit Scope(std::shared_ptr<const Scope> around = nullptr)
+      : around_(std::move(around)), depth_(around_ ? around_->depth_ + 1 : 0) {}
 
   /// Here, or in the nearest scope around. nullptr: nowhere.
   const Value* find(std::string_view name) const {
@@ -27,10 +28,13 @@ class Scope {
   }
 
   void set(const std::string& name, Value value) { values_[name] = std::move(value); }
+  /// How many scopes lie around it.
+  size_t depth() const { return depth_; }
   void clear() { values_.clear(); }
 
  private:
   std::shared_ptr<const Scope> around_;
+  size_t depth_;
   std::map<std::string, Value, std::less<>> values_;
 };
 

@@ -42,10 +42,14 @@ std::string show_real(double value) {
   return is_plain && shown.find('.') == std::string::npos ? shown + ".0" : shown;
 }
 
-std::string repr_of_text(std::string_view text) {
+// Python's choice.
+char quote_of(std::string_view text) {
   const bool has_single = text.find('\'') != std::string_view::npos;
-  const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
-  std::string out(1, quote);
+  return has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
+}
+
+std::string escape(std::string_view text, char quote) {
+  std::string out;
   for (size_t at = 0; at < text.size();) {
     const auto [code, bytes] = tokenizer::char_at(text, at);
     if (code == static_cast<char32_t>(quote) || code == '\\') {
@@ -64,13 +68,13 @@ std::string repr_of_text(std::string_view text) {
     }
     at += bytes;
   }
-  return out + quote;
+  return out;
 }
 
-std::string json_of_text(std::string_view text) {
+std::string escape_json(std::string_view text) {
   constexpr std::string_view kEscaped = "\"\\\n\r\t\f\b";
   constexpr std::string_view kLetters = "\"\\nrtfb";
-  std::string out = "\"";
+  std::string out;
   for (const char byte : text) {
     if (const size_t found = kEscaped.find(byte); found != std::string_view::npos) {
       out += '\\';
@@ -81,7 +85,7 @@ std::string json_of_text(std::string_view text) {
       out += byte;
     }
   }
-  return out + '"';
+  return out;
 }
 
 // As Python's repr(), or with `json` as json.dumps().
@@ -101,6 +105,8 @@ class Printer {
       print(value.mapping(), level);
     } else if (value.is_sequence() && value.sequence().type != Sequence::Type::iterator) {
       print(value.sequence(), level);
+    } else if (value.is_text()) {
+      print(std::string_view(value.text()));
     } else if (value.is(Kind::name_space) && json_ == nullptr) {
       add("<Namespace ");
       print(value.name_space().attributes, level);
@@ -115,7 +121,21 @@ class Printer {
  private:
   void add(std::string_view text) { budget_.append(out_, text); }
 
-  // What holds nothing else.
+  // In pieces, since an escaped text can be ten times as long.
+  void print(std::string_view text) {
+    constexpr size_t kPiece = 4096;
+    const char quote = json_ != nullptr ? '"' : quote_of(text);
+    add({&quote, 1});
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = text.size() - at > kPiece ? tokenizer::char_before(text, at + kPiece) : text.size();
+      const std::string_view piece = text.substr(at, end - at);
+      add(json_ != nullptr ? escape_json(piece) : escape(piece, quote));
+      at = end;
+    }
+    add({&quote, 1});
+  }
+
+  // What is no text and holds nothing else.
   std::string shown(const Value& value) const {
     switch (value.kind()) {
       case Kind::none:
@@ -126,8 +146,6 @@ class Printer {
         return std::to_string(value.integer());
       case Kind::real:
         return show_real(value.real());
-      case Kind::text:
-        return json_ != nullptr ? json_of_text(value.text()) : repr_of_text(value.text());
       default:
         break;
     }
@@ -165,7 +183,11 @@ class Printer {
     for (const auto& [key, value] : mapping.items()) {
       add(std::exchange(first, false) ? "" : between_);
       new_line(level + 1);
-      add(json_ != nullptr && !key.is_text() ? concat('"', shown(key), '"') : shown(key));
+      if (key.is_text()) {
+        print(std::string_view(key.text()));
+      } else {
+        add(json_ != nullptr ? concat('"', shown(key), '"') : shown(key));
+      }
       add(json_ != nullptr ? json_->after_key : ": ");
       print(value, level + 1);
     }
@@ -185,6 +207,7 @@ class Printer {
 
 std::string to_text(const Value& value, Budget& budget) {
   if (value.is_text()) {
+    budget.spend_pass(value.text().size());
     return value.text();
   }
   return value.is_undefined() ? "" : repr(value, budget);

@@ -26,7 +26,11 @@ Value strip_method(Text text, const Arguments& given, Budget& budget) {
   const CallArguments arguments(given, "strip", {"chars"});
   const bool has_chars = arguments.find_unless_none(0) != nullptr;
   budget.spend_text(text.size());
-  return strip(text, kSide, has_chars ? std::optional<std::string_view>(arguments.text(0)) : std::nullopt);
+  if (!has_chars) {
+    return strip(text, kSide);
+  }
+  budget.spend_pass(arguments.text(0).size());
+  return strip(text, kSide, arguments.text(0));
 }
 
 Value split_method(Text text, const Arguments& given, Budget& budget) {
@@ -40,7 +44,7 @@ Value split_method(Text text, const Arguments& given, Budget& budget) {
   }
   budget.spend_text(text.size());
   Values parts;
-  for (const std::string_view part : split_text(text, separator, arguments.integer(1, -1))) {
+  for (const std::string_view part : split_text(text, separator, arguments.integer(1, -1), budget)) {
     parts.emplace_back(part);
   }
   return make_list(std::move(parts), budget);
@@ -55,6 +59,7 @@ Value starts_or_ends(Text text, const Arguments& given, Budget& budget) {
       throw TemplateError(concat("startswith() and endswith() need a text or a tuple, not ", type_name(wanted)));
     }
     budget.spend();
+    budget.spend_pass(std::min(wanted.text().size(), text.size()));
     return kAtEnd ? text.ends_with(wanted.text()) : text.starts_with(wanted.text());
   };
   const Value& wanted = arguments.get(0);
@@ -67,8 +72,10 @@ Value starts_or_ends(Text text, const Arguments& given, Budget& budget) {
 template <bool kFromRight>
 Value find_method(Text text, const Arguments& given, Budget& budget) {
   const CallArguments arguments(given, "find", {"sub"}, 1);
-  budget.spend_text(text.size());
-  const size_t found = kFromRight ? text.rfind(arguments.text(0)) : text.find(arguments.text(0));
+  const std::string& wanted = arguments.text(0);
+  budget.spend_pass(text.size());
+  budget.spend_pass(std::min(wanted.size(), text.size()));
+  const size_t found = kFromRight ? find_last(text, wanted) : find_first(text, wanted);
   return found == std::string::npos ? Value(int64_t{-1}) : Value::size(length(std::string_view(text).substr(0, found)));
 }
 
@@ -108,6 +115,7 @@ std::optional<Value> find_text_method(const Value& value, const std::string& nam
     return std::nullopt;
   }
   const TextMethod method = found->second;
+  budget.spend(Budget::kStepsOfObject);
   return std::make_shared<const Callable>(Callable{
       name, [value, method, &budget](const Arguments& arguments) { return method(value.text(), arguments, budget); },
       1});

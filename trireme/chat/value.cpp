@@ -121,6 +121,7 @@ const Value* Mapping::find(std::string_view key) const {
 
 const Value* Mapping::find(const Value& key, Budget& budget) const {
   if (key.is_text()) {
+    budget.spend_pass(key.text().size());
     return find(key.text());
   }
   for (const auto& [other, value] : items_) {
@@ -142,6 +143,7 @@ void Mapping::set(const Value& key, Value value, Budget& budget) {
     const_cast<Value&>(*found) = std::move(value); // of items_, which is not const
     return;
   }
+  budget.spend(Budget::kStepsOfObject);
   items_.emplace_back(key, std::move(value));
   if (key.is_text()) {
     by_text_.emplace(items_.back().first.text(), items_.size() - 1);
@@ -149,7 +151,8 @@ void Mapping::set(const Value& key, Value value, Budget& budget) {
 }
 
 Value make_sequence(Sequence::Type type, Values elements, Budget& budget) {
-  budget.spend(elements.size());
+  budget.spend_elements(elements.size());
+  budget.spend(Budget::kStepsOfObject / 2);
   const int nesting = nesting_of(elements);
   check_nesting(nesting);
   return std::make_shared<Sequence>(Sequence{.type = type, .elements = std::move(elements), .nesting = nesting});
@@ -164,6 +167,7 @@ Value make_mapping(Mapping mapping) {
 }
 
 Values pairs_of(const Mapping& mapping, Budget& budget) {
+  budget.spend_elements(mapping.size(), Budget::kStepsOfObject);
   Values pairs;
   for (const auto& [key, value] : mapping.items()) {
     pairs.push_back(make_sequence(Sequence::Type::tuple, {key, value}, budget));
@@ -210,13 +214,17 @@ Values elements_of(const Value& value, Budget& budget) {
   switch (value.kind()) {
     case Value::Kind::undefined:
       return {};
-    case Value::Kind::text:
-      for (const std::string_view character : characters(value.text())) {
-        elements.emplace_back(character);
+    case Value::Kind::text: {
+      const std::string_view text = value.text();
+      budget.spend_elements(*size_of(value, budget), Budget::kStepsOfObject);
+      for (size_t at = 0; at < text.size(); at += elements.back().text().size()) {
+        elements.emplace_back(text.substr(at, tokenizer::char_at(text, at).bytes));
       }
       break;
+    }
     case Value::Kind::sequence: {
       Sequence& sequence = value.sequence();
+      budget.spend_elements(sequence.elements.size());
       if (sequence.type == Sequence::Type::iterator) {
         if (!std::exchange(sequence.used, true)) {
           elements = std::move(sequence.elements);
@@ -228,6 +236,7 @@ Values elements_of(const Value& value, Budget& budget) {
       break;
     }
     case Value::Kind::mapping:
+      budget.spend_elements(value.mapping().size());
       for (const auto& item : value.mapping().items()) {
         elements.push_back(item.first);
       }
@@ -235,15 +244,15 @@ Values elements_of(const Value& value, Budget& budget) {
     default:
       throw TemplateError(concat("'", type_name(value), "' object is not iterable"));
   }
-  budget.spend(elements.size());
   return elements;
 }
 
-std::optional<size_t> size_of(const Value& value) {
+std::optional<size_t> size_of(const Value& value, Budget& budget) {
   switch (value.kind()) {
     case Value::Kind::undefined:
       return 0;
     case Value::Kind::text:
+      budget.spend_pass(value.text().size());
       return length(value.text());
     case Value::Kind::sequence:
       return value.sequence().type == Sequence::Type::iterator ? std::nullopt

@@ -138,7 +138,7 @@ struct Callable {
   int nesting = 1;
 };
 
-/// Errors: TemplateError for more than kMostNesting levels, here and in the next.
+/// Errors: TemplateError for more than kMostNesting levels or Budget::kMostElements elements, here and in the next.
 Value make_sequence(Sequence::Type type, Values elements, Budget& budget);
 Value make_list(Values elements, Budget& budget);
 Value make_mapping(Mapping mapping);
@@ -154,10 +154,11 @@ std::string type_name(const Value& value);
 
 bool is_true(const Value& value);
 
-/// What a loop goes through. Uses up an iterator. Errors: TemplateError for a value that cannot be iterated.
+/// What a loop goes through. Uses up an iterator. Errors: TemplateError for a value that cannot be iterated or is too
+/// long.
 Values elements_of(const Value& value, Budget& budget);
-/// Python's len(). none: the value has no length.
-std::optional<size_t> size_of(const Value& value);
+/// Python's len(). none: the value has no length. Cost: one pass over a text.
+std::optional<size_t> size_of(const Value& value, Budget& budget);
 
 /// A boolean, an integer or a real.
 struct Number {
