@@ -121,6 +121,46 @@ TEST_F(GenerateCommandTest, Int8WeightsGiveTheTextOfATrainedModel) {
   EXPECT_THAT(refused.output, HasSubstr("int8 weights need a processor with AVX2"));
 }
 
+// The template has the token that the tokenizer puts before a text.
+TEST_F(GenerateCommandTest, ChatHasOneTokenOfTheBeginning) {
+  json vocabulary = {{"Ġ", 26}, {".", 27}};
+  for (int i = 0; i < 26; ++i) {
+    vocabulary[std::string(1, static_cast<char>('a' + i))] = i;
+  }
+  const json begin = {{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}};
+  const json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  fs::create_directories(folder / "letters");
+  write_file_atomically(
+      folder / "letters/tokenizer.json",
+      json{{"added_tokens", {{{"id", 28}, {"content", "<s>"}, {"special", true}, {"normalized", false}}}},
+           {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+           {"post_processor",
+            {{"type", "TemplateProcessing"},
+             {"single", {begin, text}},
+             {"pair", json::array()},
+             {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {28}}, {"tokens", {"<s>"}}}}}}}},
+           {"decoder", {{"type", "ByteLevel"}}},
+           {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", json::array()}}}}
+          .dump());
+  write_file_atomically(folder / "letters/tokenizer_config.json", json{{"bos_token", "<s>"}}.dump());
+  write_file_atomically(folder / "letters/chat_template.jinja",
+                        "{{ bos_token }}{{ messages[0].content }}{% if add_generation_prompt %} fo{% endif %}");
+  json run = json::parse(read_file(folder / "text.json"));
+  run["data"]["tokenizer"] = "letters";
+  run["training"]["steps"] = 2;
+  write_file_atomically(folder / "letters.json", run.dump());
+  const Finished trained = command("train letters.json --out of_letters");
+  ASSERT_EQ(trained.status, 0) << trained.output;
+  const std::string how = "generate of_letters --json --max-tokens 10 --temperature 0 ";
+  const Finished plain = command(how + "--prompt \"the quick fo\"");
+  const Finished chat = command(how + "--chat --prompt \"the quick\"");
+  ASSERT_EQ(plain.status, 0) << plain.output;
+  ASSERT_EQ(chat.status, 0) << chat.output;
+  EXPECT_EQ(json::parse(plain.output).at("prompt_tokens"), std::strlen("the quick fo") + 1);
+  EXPECT_EQ(json::parse(chat.output).at("prompt_tokens"), std::strlen("the quick fo") + 1);
+  EXPECT_EQ(json::parse(chat.output).at("ids"), json::parse(plain.output).at("ids"));
+}
+
 TEST_F(GenerateCommandTest, BadInputIsRefusedInOneSentence) {
   write_file_atomically(folder / "none", "");
   for (const auto& [words, why] : {std::pair("--prompts missing", "missing"),
