@@ -10,6 +10,7 @@
 #include <trireme/data/fetch_command.h>
 #include <trireme/data/token_files/token_files.h>
 #include <trireme/data/tokenize/block_maker.h>
+#include <trireme/data/tokenize/output_folder.h>
 #include <trireme/tokenizer/tokenizer.h>
 
 #include <gmock/gmock.h>
