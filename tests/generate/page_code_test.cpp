@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
 #include <iostream>
 
 namespace {
@@ -40,8 +41,11 @@ TEST(PageCodeTest, TheProgramsOfThePagesCompile) {
   constexpr const char* kHere = "tests/generate/page_code_test.cpp";
   EXPECT_GE(trireme::test::code_lines_of("docs/generation.md", {kHere}), 8);
   EXPECT_GE(trireme::test::code_lines_of("docs/chat_templates.md", {kHere}), 6);
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(testing::TempDir());
   EXPECT_THROW(generate_text(), trireme::Error) << "there is no such folder here";
   EXPECT_TRUE(render_chat(trireme::tokenizer::make_tokenizer("bytes")).empty());
+  std::filesystem::current_path(before);
 }
 
 } // namespace
