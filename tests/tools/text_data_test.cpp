@@ -66,7 +66,7 @@ class TextDataTest : public RunFolder {
   }
 };
 
-int64_t count(const std::string& text, const std::string& part) {
+int64_t times_in(const std::string& text, const std::string& part) {
   int64_t found = 0;
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
     ++found;
@@ -80,14 +80,14 @@ TEST_F(TextDataTest, RanksAndRunsTokenizeOnce) {
   constexpr const char* kInMemory = "tokenizing in memory";
   const Finished first = run("first", "-n 2 --all-output", kSays);
   ASSERT_EQ(first.status, 0) << first.output;
-  EXPECT_EQ(count(first.output, kMade), 1) << first.output;
-  EXPECT_EQ(count(first.output, kInMemory), 0);
+  EXPECT_EQ(times_in(first.output, kMade), 1) << first.output;
+  EXPECT_EQ(times_in(first.output, kInMemory), 0);
   ASSERT_EQ(entries().size(), 1u);
   const json made = json::parse(read_file(entries()[0]))["folder"];
 
   const Finished second = run("second", "-n 2 --all-output", kSays);
   ASSERT_EQ(second.status, 0) << second.output;
-  EXPECT_EQ(count(second.output, kMade) + count(second.output, kInMemory), 0) << second.output;
+  EXPECT_EQ(times_in(second.output, kMade) + times_in(second.output, kInMemory), 0) << second.output;
   EXPECT_EQ(json::parse(read_file(entries()[0]))["folder"], made);
   EXPECT_EQ(state("second") == state("first"), true);
 
@@ -96,8 +96,8 @@ TEST_F(TextDataTest, RanksAndRunsTokenizeOnce) {
   write_file_atomically(folder / ".tokens", "a file");
   const Finished without = run("without", "-n 2 --all-output", kSays);
   ASSERT_EQ(without.status, 0) << without.output;
-  EXPECT_EQ(count(without.output, kInMemory), 2) << without.output;
-  EXPECT_EQ(count(without.output, "each rank tokenizes"), 1);
+  EXPECT_EQ(times_in(without.output, kInMemory), 2) << without.output;
+  EXPECT_EQ(times_in(without.output, "each rank tokenizes"), 1);
   EXPECT_EQ(state("without") == state("first"), true);
   EXPECT_EQ(losses("without"), losses("first"));
 }
@@ -134,7 +134,7 @@ TEST_F(TextDataTest, BadMixturesAreRefusedByKeyAndLine) {
     write_data(data);
     const Finished finished = run("out", "");
     EXPECT_EQ(finished.status, 2) << data << '\n' << finished.output;
-    EXPECT_EQ(count(finished.output, "\n"), 1) << finished.output;
+    EXPECT_EQ(times_in(finished.output, "\n"), 1) << finished.output;
     return finished.output;
   };
   const auto with_set = [&](const std::string& set) {
