@@ -109,8 +109,10 @@ TEST_F(PagesTest, Generation) {
     if (block.text.starts_with("{\"prompt\"")) { // the keys of a line of --json
       const Finished run =
           in_folder("trireme generate data/smollm2 --prompt \"It is\" --max-tokens 4 --temperature 0 --json");
+      ASSERT_EQ(run.status, 0) << run.output;
+      const ordered_json row = ordered_json::parse(run.output.substr(run.output.find('{')));
       std::string expected = "{";
-      for (const auto& item : ordered_json::parse(run.output.substr(run.output.find('{'))).items()) {
+      for (const auto& item : row.items()) {
         expected += concat(expected == "{" ? "" : ",", '"', item.key(), '"');
       }
       std::string keys = "{"; // "key": in the order of the page
