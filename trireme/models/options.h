@@ -48,7 +48,7 @@ struct GptOptions {
   /// Initial weights: safetensors with Hugging Face's GPT-2 names (a file, a folder or an index), or a run folder or
   /// checkpoint of Trireme. Empty: random from `seed`.
   std::filesystem::path init_from = {};
-  LoraOptions lora;
+  LoraOptions lora = {};
   int64_t seed = 1234;
 };
 
@@ -114,7 +114,7 @@ struct LlamaOptions {
   /// Initial weights: a Hugging Face folder, safetensors with its names (a file or an index), or a run folder or
   /// checkpoint of Trireme. Empty: random from `seed`.
   std::filesystem::path init_from = {};
-  LoraOptions lora;
+  LoraOptions lora = {};
   int64_t seed = 1234;
 
   int64_t kv_heads_or_all() const { return kv_heads == 0 ? heads : kv_heads; }

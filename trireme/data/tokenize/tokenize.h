@@ -21,11 +21,11 @@ struct TokenizeProgress {
 
 struct TokenizeOptions {
   /// Text files, one document each, and .jsonl files, one document a line; each also as .gz.
-  std::vector<std::filesystem::path> inputs;
+  std::vector<std::filesystem::path> inputs{};
   /// As make_tokenizer().
-  std::string tokenizer;
+  std::string tokenizer{};
   /// The folder to make.
-  std::filesystem::path out;
+  std::filesystem::path out{};
   int64_t shard_tokens = int64_t{1} << 30;
   int threads = 1;
   /// Which keys of a JSON line are read.

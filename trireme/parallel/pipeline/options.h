@@ -15,7 +15,7 @@ struct PipelineOptions {
   int stages = 1;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   /// A custom schedule instead of `schedule`; it is checked before step 0 like the built-in ones.
-  ScheduleFunction custom_schedule;
+  ScheduleFunction custom_schedule = {};
   /// Parts that each stage holds of the model (virtual stages); more than 1 for `interleaved`.
   int chunks = 1;
 
@@ -24,7 +24,7 @@ struct PipelineOptions {
   /// the activations in flight).
   std::string partition = "parameters";
   /// Layer index at which each part begins, then the number of layers; overrides `partition`.
-  std::vector<int64_t> bounds;
+  std::vector<int64_t> bounds = {};
   /// Allows more parts than layers; the surplus parts pass their inputs on.
   bool allow_empty_stages = false;
 
