@@ -6,6 +6,7 @@
 #include <trireme/parallel/tensor/layers.h>
 #include <trireme/shards/zero/sharded.h>
 
+#include <torch/nn/modules/container/any_module_holder.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -86,6 +87,7 @@ class GptBlockImpl : public torch::nn::Module {
  private:
   /// What follows the mixed values, without dropout.
   at::Tensor finish(const at::Tensor& mixed, const at::Tensor& x_BTH);
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}) // in a Sequential
 };
 TORCH_MODULE(GptBlock);
 
@@ -142,6 +144,7 @@ class GptImpl : public torch::nn::Module {
  private:
   /// [B, T or this rank's tokens, this rank's part of V].
   at::Tensor local_logits(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}) // in a Sequential
   at::Tensor head(const at::Tensor& x_BTH);
 
   GptOptions options_;

@@ -10,6 +10,7 @@
 #include <trireme/parallel/tensor/mlp.h>
 #include <trireme/shards/zero/sharded.h>
 
+#include <torch/nn/modules/container/any_module_holder.h>
 #include <torch/nn/pimpl.h>
 
 #include <memory>
@@ -62,6 +63,7 @@ class LlamaBlockImpl : public torch::nn::Module {
  private:
   /// What follows attention.
   at::Tensor finish(const at::Tensor& attended, const at::Tensor& x_BTH);
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}) // in a Sequential
 };
 TORCH_MODULE(LlamaBlock);
 
@@ -107,6 +109,7 @@ class LlamaImpl : public torch::nn::Module {
  private:
   /// [B, T or this rank's tokens, this rank's part of V].
   at::Tensor local_logits(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}) // in a Sequential
   at::Tensor head(const at::Tensor& x_BTH);
 
   LlamaOptions options_;
