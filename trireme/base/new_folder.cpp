@@ -53,8 +53,8 @@ void NewFolder::check_place(const std::string& area, const fs::path& place) {
   }
 }
 
-NewFolder::NewFolder(std::string area, const fs::path& place, std::string prefix)
-    : area_(std::move(area)), place_(resolved(place)), prefix_(std::move(prefix)) {
+NewFolder::NewFolder(std::string area, const fs::path& place, const std::string& before, const std::string& behind)
+    : area_(std::move(area)), place_(resolved(place)), prefix_(before + place_.filename().string() + behind) {
   check_place(area_, place_);
   try {
     fs::create_directories(place_.parent_path());

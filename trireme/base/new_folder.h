@@ -12,9 +12,9 @@ namespace trireme {
 /// end. The place may have a folder, which is then replaced; a link to one is followed.
 class NewFolder {
  public:
-  /// `area`: of errors. `prefix`: its name until the end is this and a random number. Folders of such names that no
-  /// process holds any more are removed. Errors: as check_place(); Error if the system refuses.
-  NewFolder(std::string area, const std::filesystem::path& place, std::string prefix);
+  /// `area`: of errors. Until the end its name is `before` NAME `behind` and a random number. Folders of such names
+  /// that no process holds any more are removed. Errors: as check_place(); Error if the system refuses.
+  NewFolder(std::string area, const std::filesystem::path& place, const std::string& before, const std::string& behind);
   /// Removes the folder unless it has taken its place.
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;

@@ -11,7 +11,6 @@
 #include <trireme/data/token_cache/text_cache.h>
 #include <trireme/data/token_files/tokenizer_hash.h>
 #include <trireme/data/tokens.h>
-#include <trireme/tokenizer/tokenizer_files.h>
 
 #include <algorithm>
 #include <string>
@@ -40,7 +39,8 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& name, int64_t
   return tokenizer;
 }
 
-Datasets open_tokens(const DataOptions& options, Share checked) {
+// `hash`: of the options' tokenizer, if they name one.
+Datasets open_tokens(const DataOptions& options, Share checked, std::optional<uint64_t> hash = std::nullopt) {
   Datasets result;
   int64_t vocab_size = options.vocab_size;
   if (!options.tokenizer.empty()) {
@@ -67,8 +67,7 @@ Datasets open_tokens(const DataOptions& options, Share checked) {
     }
     made_with = made_with == 0 ? validation->tokenizer_hash() : made_with;
   }
-  if (made_with != 0 && !options.tokenizer.empty() &&
-      made_with != tokenizer_hash(tokenizer::deciding_files(options.tokenizer))) {
+  if (made_with != 0 && hash && made_with != *hash) {
     log::warning(source_name(options.train), " was made with another tokenizer than ", options.tokenizer,
                  ", the run's: its ids may mean other tokens");
   }
@@ -188,10 +187,10 @@ std::optional<double> mean_bytes_per_token(const DataOptions& options, const std
   return bytes / weights;
 }
 
-void check_tokenizer_of_mixture(const MixtureSet& set, const Dataset& tokens, const std::string& tokenizer) {
+void check_tokenizer_of_mixture(const MixtureSet& set, const Dataset& tokens, const std::string& tokenizer,
+                                std::optional<uint64_t> hash) {
   const auto* const shards = dynamic_cast<const TokensDataset*>(&tokens);
-  if (tokenizer.empty() || shards == nullptr || shards->tokenizer_hash() == 0 ||
-      shards->tokenizer_hash() == tokenizer_hash(tokenizer::tokenizer_files(tokenizer))) {
+  if (!hash || shards == nullptr || shards->tokenizer_hash() == 0 || shards->tokenizer_hash() == *hash) {
     return;
   }
   throw InputError("data",
@@ -200,7 +199,8 @@ void check_tokenizer_of_mixture(const MixtureSet& set, const Dataset& tokens, co
                    "Make its tokens again with that one.");
 }
 
-Datasets open_mixture(const DataOptions& options, Share checked, const fs::path& token_cache) {
+Datasets open_mixture(const DataOptions& options, Share checked, const fs::path& token_cache,
+                      std::optional<uint64_t> hash) {
   Datasets result;
   result.tokenizer = options.tokenizer.empty() ? nullptr : open_tokenizer(options.tokenizer, options.vocab_size);
   std::vector<Datasets> sets;
@@ -214,10 +214,10 @@ Datasets open_mixture(const DataOptions& options, Share checked, const fs::path&
     sets.push_back(own.kind == DataOptions::Kind::text ? open_text(own, token_cache, result.tokenizer)
                                                        : open_tokens(own, checked));
     const Datasets& opened = sets.back();
-    check_tokenizer_of_mixture(set, *opened.train, options.tokenizer);
+    check_tokenizer_of_mixture(set, *opened.train, options.tokenizer, hash);
     trained.push_back({opened.train, set.weight, source_name(own.train)});
     if (opened.validation != nullptr) {
-      check_tokenizer_of_mixture(set, *opened.validation, options.tokenizer);
+      check_tokenizer_of_mixture(set, *opened.validation, options.tokenizer, hash);
       held_out.push_back(opened.validation);
     }
   }
@@ -280,7 +280,8 @@ Datasets open_images(const DataOptions& options) {
   return result;
 }
 
-Datasets open_all(const DataOptions& options, Share checked, const fs::path& token_cache) {
+Datasets open_all(const DataOptions& options, Share checked, const fs::path& token_cache,
+                  std::optional<uint64_t> hash) {
   using Kind = DataOptions::Kind;
   if (options.train.empty() && options.kind != Kind::of_program && options.kind != Kind::mixture) {
     throw InputError("data", "no train files given", "Set data.train in the run file.");
@@ -290,12 +291,12 @@ Datasets open_all(const DataOptions& options, Share checked, const fs::path& tok
   };
   switch (options.kind) {
     case Kind::tokens:
-      return masked_if_asked(open_tokens(options, checked));
+      return masked_if_asked(open_tokens(options, checked, hash));
     case Kind::text:
       return masked_if_asked(
           open_text(options, token_cache, open_tokenizer(tokenizer_name(options), options.vocab_size)));
     case Kind::mixture:
-      return masked_if_asked(open_mixture(options, checked, token_cache));
+      return masked_if_asked(open_mixture(options, checked, token_cache, hash));
     case Kind::labelled_text:
       return open_labelled_text(options, token_cache);
     case Kind::images:
@@ -343,9 +344,9 @@ void prepare_tokens(const DataOptions& options, const fs::path& token_cache) {
 Datasets make_datasets(const DataOptions& options, Share checked, const fs::path& token_cache) {
   std::optional<uint64_t> hash; // first: files that change while they are read have another one afterwards
   if (!options.tokenizer.empty()) {
-    hash = tokenizer_hash(tokenizer::deciding_files(options.tokenizer));
+    hash = tokenizer_hash(options.tokenizer);
   }
-  Datasets datasets = open_all(options, checked, token_cache);
+  Datasets datasets = open_all(options, checked, token_cache, hash);
   datasets.tokenizer_hash = hash;
   return datasets;
 }

@@ -53,16 +53,13 @@ bool any_masks_targets(const std::vector<std::shared_ptr<const Dataset>>& sets) 
   return std::ranges::any_of(sets, [](const auto& set) { return set->masks_targets(); });
 }
 
-int64_t count_targets_of(const std::vector<std::shared_ptr<const Dataset>>& sets, const Rows& rows) {
+// `of_a_sample`: the number of its targets.
+int64_t count_targets_of(const std::vector<std::shared_ptr<const Dataset>>& sets, const Rows& rows,
+                         int64_t of_a_sample) {
   int64_t counted = 0;
   for (size_t set = 0; set < sets.size(); ++set) {
     const std::vector<int64_t> samples = samples_of(set, rows);
-    if (samples.empty()) {
-      continue;
-    }
-    counted += sets[set]->masks_targets()
-                   ? sets[set]->counted_targets(samples)
-                   : std::ssize(samples) * sets[set]->get(std::span(samples).first(1)).targets.at(0).numel();
+    counted += sets[set]->masks_targets() ? sets[set]->counted_targets(samples) : std::ssize(samples) * of_a_sample;
   }
   return counted;
 }
@@ -84,9 +81,12 @@ Batch gather(const std::vector<std::shared_ptr<const Dataset>>& sets, const Rows
   return batch;
 }
 
-std::string describe_sample(const Dataset& set) {
+Batch first_sample(const Dataset& set) {
   const int64_t first = 0;
-  const Batch batch = set.get({&first, 1});
+  return set.get({&first, 1});
+}
+
+std::string describe_sample(const Batch& batch) {
   std::string text;
   for (const auto* tensors : {&batch.inputs, &batch.targets}) {
     for (const at::Tensor& tensor : *tensors) {
@@ -96,21 +96,24 @@ std::string describe_sample(const Dataset& set) {
   return text;
 }
 
-void check_samples_alike(const std::vector<std::shared_ptr<const Dataset>>& sets) {
+// Returns the number of targets of a sample, which is the same in all sets.
+int64_t check_samples_alike(const std::vector<std::shared_ptr<const Dataset>>& sets) {
   for (const auto& set : sets) {
     if (set == nullptr || set->size() < 1) {
       throw InputError("data", "a set of a mixture has no samples");
     }
   }
+  const Batch sample = first_sample(*sets.at(0));
+  const std::string first = describe_sample(sample);
   for (size_t i = 1; i < sets.size(); ++i) {
-    const std::string first = describe_sample(*sets[0]);
-    if (const std::string own = describe_sample(*sets[i]); own != first) {
+    if (const std::string own = describe_sample(first_sample(*sets[i])); own != first) {
       throw InputError("data",
                        concat("the samples of ", sets[0]->describe(), " are ", first, ", those of ",
                               sets[i]->describe(), " are ", own),
                        "Mix sets of the same type and length.");
     }
   }
+  return sample.targets.empty() ? 0 : sample.target().numel();
 }
 
 std::vector<double> weights_of(const std::vector<Mixture::Set>& sets) {
@@ -134,9 +137,11 @@ std::string fixed(double value, int decimals) {
 } // namespace
 
 Mixture::Mixture(std::vector<Set> sets, Order order)
-    : sets_(std::move(sets)), order_(order), choices_(weights_of(sets_)), permutations_(sets_.size()) {
-  check_samples_alike(data_of(sets_));
-}
+    : sets_(std::move(sets)),
+      order_(order),
+      choices_(weights_of(sets_)),
+      targets_of_a_sample_(check_samples_alike(data_of(sets_))),
+      permutations_(sets_.size()) {}
 
 Mixture::Permutation Mixture::permutation_of(size_t set, int64_t epoch) const {
   constexpr int kSetsBit = 40; // epochs of different sets have different orders
@@ -164,11 +169,15 @@ std::pair<size_t, int64_t> Mixture::sample_at(int64_t index) const {
           order_.shuffle ? (*permutation_of(place.set, place.number / size))[static_cast<size_t>(position)] : position};
 }
 
-Batch Mixture::get_part(std::span<const int64_t> indices, Part part) const {
+Rows Mixture::rows_of(std::span<const int64_t> indices) const {
   check_indices(indices, size());
   Rows rows;
   std::ranges::transform(indices, std::back_inserter(rows), [this](int64_t index) { return sample_at(index); });
-  return gather(data_of(sets_), rows, part);
+  return rows;
+}
+
+Batch Mixture::get_part(std::span<const int64_t> indices, Part part) const {
+  return gather(data_of(sets_), rows_of(indices), part);
 }
 
 bool Mixture::masks_targets() const {
@@ -176,9 +185,7 @@ bool Mixture::masks_targets() const {
 }
 
 int64_t Mixture::counted_targets(std::span<const int64_t> indices) const {
-  Rows rows;
-  std::ranges::transform(indices, std::back_inserter(rows), [this](int64_t index) { return sample_at(index); });
-  return count_targets_of(data_of(sets_), rows);
+  return count_targets_of(data_of(sets_), rows_of(indices), targets_of_a_sample_);
 }
 
 uint64_t Mixture::fingerprint() const {
@@ -209,8 +216,8 @@ std::string Mixture::describe_first(int64_t samples) const {
   return join(parts, ", ");
 }
 
-Concatenation::Concatenation(std::vector<std::shared_ptr<const Dataset>> sets) : sets_(std::move(sets)) {
-  check_samples_alike(sets_);
+Concatenation::Concatenation(std::vector<std::shared_ptr<const Dataset>> sets)
+    : sets_(std::move(sets)), targets_of_a_sample_(check_samples_alike(sets_)) {
   int64_t end = 0;
   for (const auto& set : sets_) {
     ends_.push_back(end += set->size());
@@ -236,7 +243,7 @@ bool Concatenation::masks_targets() const {
 }
 
 int64_t Concatenation::counted_targets(std::span<const int64_t> indices) const {
-  return count_targets_of(sets_, rows_of(indices));
+  return count_targets_of(sets_, rows_of(indices), targets_of_a_sample_);
 }
 
 std::string Concatenation::describe() const {

@@ -50,10 +50,12 @@ class Mixture : public Dataset {
  private:
   using Permutation = std::shared_ptr<const std::vector<int64_t>>;
   Permutation permutation_of(size_t set, int64_t epoch) const;
+  std::vector<std::pair<size_t, int64_t>> rows_of(std::span<const int64_t> indices) const;
 
   std::vector<Set> sets_;
   Order order_;
   MixtureOrder choices_;
+  int64_t targets_of_a_sample_;
   mutable std::mutex mutex_;
   /// For each set the orders of two epochs, the later one last.
   mutable std::vector<std::vector<std::pair<int64_t, Permutation>>> permutations_;
@@ -77,6 +79,7 @@ class Concatenation : public Dataset {
   std::vector<std::pair<size_t, int64_t>> rows_of(std::span<const int64_t> indices) const;
 
   std::vector<std::shared_ptr<const Dataset>> sets_;
+  int64_t targets_of_a_sample_;
   std::vector<int64_t> ends_; // the number of samples up to the end of each
 };
 

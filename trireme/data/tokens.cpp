@@ -4,6 +4,7 @@
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
 #include <trireme/data/mapped_tokens.h>
+#include <trireme/data/token_files/shard_format.h>
 #include <trireme/data/windows.h>
 
 #include <ATen/ops/arange.h>
@@ -15,8 +16,6 @@ namespace trireme::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr int64_t kMost16Bit = 65536;
 
 } // namespace
 
@@ -49,12 +48,12 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
                               " or more, or make the tokens with the right tokenizer."));
     }
   }
-  if (token_bytes == 0 && vocab_size > kMost16Bit && raw != nullptr) {
+  if (token_bytes == 0 && vocab_size > kMost16BitVocabulary && raw != nullptr) {
     throw InputError("data",
-                     concat(raw->path().string(), " is read as 16-bit tokens, which are below ", kMost16Bit,
+                     concat(raw->path().string(), " is read as 16-bit tokens, which are below ", kMost16BitVocabulary,
                             ", and the vocabulary has ", vocab_size),
                      concat("Set data.token_bytes to 4 if the files have 32-bit tokens, else lower vocab_size to ",
-                            kMost16Bit, " or set data.token_bytes to 2."));
+                            kMost16BitVocabulary, " or set data.token_bytes to 2."));
   }
   if (pack && raw != nullptr) {
     throw InputError("data", concat(raw->path().string(), " does not say where documents begin, and data.pack is true"),

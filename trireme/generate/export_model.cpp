@@ -160,8 +160,7 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
                      "Leave --merge out.");
   }
   check_export_folder(folder, run.model.init_from());
-  const fs::path name = folder.has_filename() ? folder.filename() : folder.parent_path().filename();
-  NewFolder made("export", folder, concat('.', name.string(), ".tmp."));
+  NewFolder made("export", folder, ".", ".tmp.");
 
   copy_kept_files(saved.folder(), made.path());
   const fs::path config_file = made.path() / "config.json";

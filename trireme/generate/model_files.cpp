@@ -164,8 +164,7 @@ void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, 
       put_copy(file.path, to / file.name);
     }
   }
-  if (has_files && datasets.tokenizer_hash &&
-      data::tokenizer_hash(tokenizer::deciding_files(to.string())) != *datasets.tokenizer_hash) {
+  if (has_files && datasets.tokenizer_hash && data::tokenizer_hash(to.string()) != *datasets.tokenizer_hash) {
     throw InputError("train", concat(tokenizer, " was replaced after it was read, before the run kept a copy"),
                      "Start again.");
   }

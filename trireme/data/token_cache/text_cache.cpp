@@ -32,7 +32,7 @@ class SplitWriter {
   SplitWriter(const fs::path& folder, const tokenizer::Tokenizer& tokenizer, uint64_t tokenizer_hash)
       : tokenizer_(tokenizer),
         writer_({.folder = folder,
-                 .token_bytes = tokenizer.vocab_size() <= kMost16Bit ? 2 : 4,
+                 .token_bytes = token_bytes_of(tokenizer.vocab_size()),
                  .vocab_size = tokenizer.vocab_size(),
                  .tokenizer_hash = tokenizer_hash,
                  .shard_tokens = kShardTokens}) {
@@ -59,7 +59,6 @@ class SplitWriter {
   }
 
  private:
-  static constexpr int64_t kMost16Bit = 65536;
   static constexpr int64_t kShardTokens = int64_t{1} << 30;
 
   const tokenizer::Tokenizer& tokenizer_;

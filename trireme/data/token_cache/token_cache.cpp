@@ -87,7 +87,7 @@ void make_cache_folder(const fs::path& folder) {
 }
 
 TokenCache::Key::Key(std::string_view rules, const std::string& spec, std::vector<fs::path> texts)
-    : files(std::move(texts)), tokenizer_hash(data::tokenizer_hash(tokenizer::tokenizer_files(spec))) {
+    : files(std::move(texts)), tokenizer_hash(data::tokenizer_hash(spec)) {
   std::string all = concat(rules, '\0', hex_of(tokenizer_hash));
   for (const fs::path& file : files) {
     all += '\0' + fs::weakly_canonical(fs::absolute(file)).string();

@@ -38,6 +38,12 @@ inline constexpr size_t kShardHeaderBytes = 128;
 /// Tokens, table and mask begin at multiples of this.
 inline constexpr size_t kShardAlignment = 64;
 
+/// Ids of a larger vocabulary need 4 bytes each.
+inline constexpr int64_t kMost16BitVocabulary = 65536;
+inline int64_t token_bytes_of(int64_t vocab_size) {
+  return vocab_size <= kMost16BitVocabulary ? 2 : 4;
+}
+
 struct ShardHeader {
   int64_t token_bytes = 2;
   int64_t vocab_size = 0;

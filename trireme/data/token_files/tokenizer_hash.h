@@ -1,14 +1,12 @@
 #pragma once
 
-#include <trireme/tokenizer/tokenizer_files.h>
-
 #include <cstdint>
-#include <vector>
+#include <string>
 
 namespace trireme::data {
 
-/// XXH3-64 of the files that decide a tokenizer's ids, whose names do not count; for none that of "bytes". Cost: one
-/// read of them.
-uint64_t tokenizer_hash(const std::vector<tokenizer::TokenizerFile>& files);
+/// XXH3-64 of the files that decide the ids of make_tokenizer(`spec`), whose names do not count; for none that of
+/// "bytes". Cost: one read of them. Errors: as deciding_files().
+uint64_t tokenizer_hash(const std::string& spec);
 
 } // namespace trireme::data

@@ -35,8 +35,7 @@ void check_output_folder(const fs::path& path, bool replace) {
 
 NewFolder make_output_folder(const fs::path& path, bool replace) {
   check_output_folder(path, replace);
-  const fs::path name = path.has_filename() ? path.filename() : path.parent_path().filename();
-  return NewFolder("data", path, name.string() + ".unfinished.");
+  return NewFolder("data", path, "", ".unfinished.");
 }
 
 void put_in_place(NewFolder& folder, bool replace) {

@@ -24,8 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMost16BitVocabulary = 65536;
-
 std::optional<ShardIndex::EndToken> find_end_token(const TokenizeOptions& options,
                                                    const tokenizer::Tokenizer& tokenizer) {
   if (options.end_token == "none") {
@@ -248,9 +246,9 @@ TokenizeResult tokenize_files(const TokenizeOptions& options) {
   TokenizeResult result;
   ShardIndex& index = result.index;
   index.tokenizer = options.tokenizer;
-  index.tokenizer_hash = tokenizer_hash(files);
+  index.tokenizer_hash = tokenizer_hash(options.tokenizer);
   index.vocab_size = tokenizer->vocab_size();
-  index.token_bytes = index.vocab_size <= kMost16BitVocabulary ? 2 : 4;
+  index.token_bytes = token_bytes_of(index.vocab_size);
   index.end_token = find_end_token(options, *tokenizer);
   for (const tokenizer::TokenizerFile& file : files) {
     index.tokenizer_files.push_back(file.name);
