@@ -13,18 +13,11 @@ import sys
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "chat"))
+from chat_templates import TEMPLATES
+
 SPECIAL = ["<|begin|>", "<|stop|>", "<|other|>"]
-MARKED = """{%- for message in messages %}
-    {%- if message.role == 'assistant' %}
-{{- '<|begin|>assistant\n' }}{% generation %}{{ message.content + '<|stop|>' }}{% endgeneration %}{{ '\n' }}
-    {%- else %}
-        {{- '<|begin|>' ~ message.role ~ '\n' ~ message.content ~ '<|stop|>\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|begin|>assistant\n' }}
-{%- endif %}
-"""
+MARKED = TEMPLATES["chatml with generation"]
 # Without an end, and with words of the assistant that are joined to others.
 INLINE = """{%- for message in messages %}{% if message.role == 'assistant' %}{{ ' A:' }}{% generation %}{{ message.content }}{% endgeneration %}{{ '.' }}{% else %}{{ 'U: ' ~ message.content }}{% endif %}{% endfor %}"""
 TEXTS = ["How many rows of oars does a trireme have?", "Three", " three rows, 170 oars", "née Ærø 漢字 😀 twice", "cafe\u0301 au lait", "  indented\n\n  code(x) = y", "a", "It's <|other|> odd", "1 2 3 4 5", "", "ends with spaces  "]

@@ -1,10 +1,9 @@
 // models::Llama with pipelines, replicas, ZeRO, tensor and context ranks: losses and gradient norms are those of one
 // process and plain libtorch, and checkpoints of any layout continue in any other. tests/models/llama_test.cpp shows
 // that one process equals transformers.
-#include "split_run.h"
+#include "language_build.h"
 
 #include <trireme/models/llama.h>
-#include <trireme/models/llama_layers.h>
 
 #include <unistd.h>
 #include <filesystem>
@@ -55,23 +54,6 @@ LlamaOptions windowed(LlamaOptions options) {
 
 using Change = std::function<void(InitializeOptions&)>;
 
-SplitBuild llama_build(const LlamaOptions& shape, const Change& change = nullptr) {
-  return [=](const SplitLayout& layout, InitializeOptions& options) {
-    const models::ModelRanks ranks = layout.model_ranks(*options.mesh);
-    if (layout.pipe > 1) {
-      options.pipeline = std::make_shared<pipeline::PipelineModule>(
-          models::llama_layers(shape, ranks), models::llama_loss(shape, ranks), layout.pipeline_options());
-    } else {
-      models::Llama llama(shape, ranks);
-      options.model = llama.ptr();
-      options.loss = [llama](const data::Batch& batch) mutable { return llama->loss(batch.input(), batch.target()); };
-    }
-    if (change) {
-      change(options);
-    }
-  };
-}
-
 Curve alone(const LlamaOptions& shape, int steps) {
   models::Llama model(shape);
   return plain_curve(
@@ -98,7 +80,7 @@ void expect_trained_as_alone(const Layout& layout, const LlamaOptions& shape = s
                           at::set_num_threads(1);
                           const Curve expected = alone(shape, 20);
                           EXPECT_LT(expected.losses.back(), 0.9 * expected.losses.front()) << "it must train";
-                          SplitRun run(world, layout, llama_build(shape, change));
+                          SplitRun run(world, layout, language_build(shape, change));
                           expect_llama_curve(run, expected,
                                              shape.window > 0 ? 8 : 20); // with windows it is unstable later
                         }),
@@ -187,7 +169,7 @@ TEST(LlamaLayoutsTest, StatesAndParametersInFiles) {
 TEST(LlamaLayoutsTest, AWindowAmongRanksOfRingAttentionIsRefused) {
   on_ranks(2, [](comm::World& world) {
     const auto step = [&](const LlamaOptions& shape) {
-      SplitRun run(world, {.context = 2}, llama_build(shape));
+      SplitRun run(world, {.context = 2}, language_build(shape));
       run.step();
     };
     EXPECT_THAT([&] { step(windowed(split_llama())); },
@@ -208,7 +190,7 @@ TEST(LlamaLayoutsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
   for (size_t i = 0; i < layouts.size(); ++i) {
     EXPECT_THAT(run_ranks(4,
                           [&](comm::World& world) {
-                            SplitRun run(world, layouts[i], llama_build(split_qwen()));
+                            SplitRun run(world, layouts[i], language_build(split_qwen()));
                             for (int step = 0; step < 4; ++step) {
                               run.step();
                             }
@@ -222,7 +204,7 @@ TEST(LlamaLayoutsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
                           [&](comm::World& world) {
                             const std::vector<double> losses = alone(split_qwen(), 6).losses;
                             for (size_t i = 0; i < layouts.size(); ++i) {
-                              SplitRun run(world, after, llama_build(split_qwen()));
+                              SplitRun run(world, after, language_build(split_qwen()));
                               ASSERT_TRUE(run.engine().load_checkpoint(saved(i)));
                               for (int step = 4; step < 6; ++step) {
                                 EXPECT_NEAR(run.step(), losses[step], 1e-5 * losses[step])

@@ -1,10 +1,9 @@
 // Targets of -100: losses and gradients are those of plain libtorch, which takes the mean over all targets of the whole
 // batch that count, however unequal micro-batches and ranks are. Validation losses likewise.
-#include "split_run.h"
+#include "language_build.h"
 
 #include <trireme/data/target_counts.h>
 #include <trireme/models/llama.h>
-#include <trireme/models/llama_layers.h>
 
 #include <gmock/gmock.h>
 
@@ -77,20 +76,8 @@ Curve alone(int64_t size = Counting().size()) {
       kSteps);
 }
 
-SplitBuild build(const std::shared_ptr<const data::Dataset>& data = std::make_shared<MaskedCounting>(),
-                 const models::LlamaOptions& shape = small_llama()) {
-  return [=](const SplitLayout& layout, InitializeOptions& options) {
-    const models::ModelRanks ranks = layout.model_ranks(*options.mesh);
-    if (layout.pipe > 1) {
-      options.pipeline = std::make_shared<pipeline::PipelineModule>(
-          models::llama_layers(shape, ranks), models::llama_loss(shape, ranks), layout.pipeline_options());
-    } else {
-      models::Llama llama(shape, ranks);
-      options.model = llama.ptr();
-      options.loss = [llama](const data::Batch& batch) mutable { return llama->loss(batch.input(), batch.target()); };
-    }
-    options.training_data = data;
-  };
+SplitBuild build(const std::shared_ptr<const data::Dataset>& data = std::make_shared<MaskedCounting>()) {
+  return language_build(small_llama(), [data](InitializeOptions& options) { options.training_data = data; });
 }
 
 /// The mean over all targets that count of the data.

@@ -1,8 +1,7 @@
 // Packed documents: a window of several documents trains as if each ran alone, in every layout that takes them.
-#include "split_run.h"
+#include "language_build.h"
 
 #include <trireme/models/documents.h>
-#include <trireme/models/language_model.h>
 
 #include <gmock/gmock.h>
 
@@ -96,23 +95,12 @@ at::Tensor loss_of_each_alone(const LanguageModel& model, const data::Batch& bat
 }
 
 SplitBuild packed_build(const LanguageOptions& shape, bool recompute) {
-  return [=](const SplitLayout& layout, InitializeOptions& options) {
-    const models::ModelRanks ranks = layout.model_ranks(*options.mesh);
-    if (layout.pipe > 1) {
-      options.pipeline = std::make_shared<pipeline::PipelineModule>(
-          models::language_layers(shape, ranks), models::language_loss(shape, ranks), layout.pipeline_options());
-    } else {
-      const LanguageModel model(shape, ranks);
-      options.model = model.module();
-      options.loss = [model](const data::Batch& batch) {
-        return model.loss(batch.input(), batch.target(), batch.inputs.at(1));
-      };
-    }
+  return language_build(shape, [recompute](InitializeOptions& options) {
     if (recompute) {
       options.config.activations.policy = activations::Way::recompute;
     }
     options.training_data = std::make_shared<PackedCounting>();
-  };
+  });
 }
 
 void expect_trained_as_each_alone(const SplitLayout& layout, bool recompute = false) {
