@@ -5,8 +5,8 @@
 #include <trireme/data/token_files/tokenizer_hash.h>
 #include <trireme/data/tokenize/block_maker.h>
 #include <trireme/data/tokenize/document_reader.h>
+#include <trireme/data/tokenize/encode_blocks.h>
 #include <trireme/data/tokenize/line_encoder.h>
-#include <trireme/data/tokenize/ordered_work.h>
 #include <trireme/data/tokenize/output_folder.h>
 #include <trireme/data/tokenize/part_joiner.h>
 #include <trireme/data/tokenize/shard_writer.h>
@@ -16,7 +16,6 @@
 #include <chrono>
 #include <memory>
 #include <span>
-#include <thread>
 #include <utility>
 
 namespace trireme::data {
@@ -56,8 +55,8 @@ void check(const TokenizeOptions& options) {
 // Reads the files and hands their documents over as blocks.
 class Producer {
  public:
-  Producer(const TokenizeOptions& options, OrderedWork<Block>& work)
-      : options_(options), work_(work), maker_([this](Block block) { give(std::move(block)); }) {}
+  Producer(const TokenizeOptions& options, const GiveBlock& give_block)
+      : options_(options), give_(give_block), maker_([this](Block block) { give(std::move(block)); }) {}
 
   void run() {
     try {
@@ -65,12 +64,10 @@ class Producer {
         read(options_.inputs[input_]);
       }
     } catch (...) {
-      Block failed;
-      failed.input = input_;
+      Block failed; // with the number of its file
       failed.error = std::current_exception();
-      work_.push(std::move(failed));
+      give(std::move(failed));
     }
-    work_.close();
   }
 
  private:
@@ -89,11 +86,11 @@ class Producer {
   void give(Block block) {
     block.input = input_;
     block.bytes_read = bytes_read_;
-    stopped_ = !work_.push(std::move(block));
+    stopped_ = !give_(std::move(block));
   }
 
   const TokenizeOptions& options_;
-  OrderedWork<Block>& work_;
+  const GiveBlock& give_;
   BlockMaker maker_;
   size_t input_ = 0;
   int64_t bytes_read_ = 0;
@@ -184,44 +181,27 @@ class Consumer {
   int64_t uncounted_tokens_ = 0;
 };
 
-// Runs the threads. An error anywhere ends all of them.
 void encode_all(const TokenizeOptions& options, const tokenizer::Tokenizer& tokenizer, ShardWriter& writer,
                 TokenizeResult& result) {
-  constexpr size_t kMostUnderWay = 128;
   ShardIndex& index = result.index;
-  OrderedWork<Block> work(std::min(kMostUnderWay, 2 * static_cast<size_t>(options.threads) + 2));
   Consumer consumer(options, tokenizer, index, writer);
   const LineEncoder lines(tokenizer, options.tokenizer, options.lines);
   TokenizeProgress progress;
   for (const ShardIndex::Input& input : index.inputs) {
     progress.bytes_total += input.bytes;
   }
-  struct StopAtEnd {
-    OrderedWork<Block>& work;
-    ~StopAtEnd() { work.stop(); }
-  };
-  Producer producer(options, work);
-  std::vector<std::jthread> threads;
-  const StopAtEnd stop{work}; // before the threads are joined
-  threads.emplace_back([&] { producer.run(); });
-  for (int i = 0; i < options.threads; ++i) {
-    threads.emplace_back([&] {
-      work.work_on([&](Block& block) {
-        if (!block.error) {
-          encode_block(block, tokenizer, lines, options.inputs[block.input].string());
+  encode_blocks(
+      options.threads, [&](const GiveBlock& give) { Producer(options, give).run(); },
+      [&](Block& block) { encode_block(block, tokenizer, lines, options.inputs[block.input].string()); },
+      [&](Block block) {
+        progress.bytes_read = block.bytes_read;
+        consumer.take(std::move(block));
+        progress.documents = index.documents;
+        progress.tokens = index.tokens;
+        if (options.progress) {
+          options.progress(progress);
         }
       });
-    });
-  }
-  while (std::optional<Block> block = work.pop()) {
-    progress.bytes_read = block->bytes_read;
-    consumer.take(std::move(*block));
-    progress.documents = index.documents;
-    progress.tokens = index.tokens;
-    if (options.progress) {
-      options.progress(progress);
-    }
-  }
   if (consumer.uncounted_tokens() > 0) {
     index.counted_tokens = index.tokens - consumer.uncounted_tokens();
   }
