@@ -161,6 +161,24 @@ TEST_F(MaskedShardsTest, WeightsOfMicroBatchesAreTheirSharesOfTheStep) {
   }
 }
 
+// Of a rank that steps by its own gradients: the share of its own targets.
+TEST_F(MaskedShardsTest, WeightsMayBeSharesOfTheRanksOwnTargets) {
+  const auto dataset = std::make_shared<TokensDataset>(std::vector{make_shards("shards", 50)}, 4);
+  const SamplerOptions order{.shuffle = true, .seed = 5, .rank = 1, .replicas = 2};
+  RepeatingLoader loader(DataLoader(dataset, DistributedSampler(dataset->size(), order), 2));
+  loader.set_micro_batches_per_step(3);
+  for (int step = 0; step < 30; ++step) {
+    loader.weigh_by(step % 4 == 0 ? TargetsOf::all_ranks : TargetsOf::this_rank);
+    double mean = 0;
+    for (int64_t i = 0; i < 3; ++i) {
+      mean += loader.next().loss_weight / 3;
+    }
+    if (step % 4 != 0) {
+      EXPECT_NEAR(mean, 1, 1e-12) << "step " << step;
+    }
+  }
+}
+
 TEST_F(MaskedShardsTest, ABatchWithoutATargetGetsOneOfNoWeight) {
   Batch batch{{at::zeros({1, 3}, at::kLong)}, {at::full({1, 3}, kIgnoredTarget, at::kLong)}, 1};
   const at::Tensor before = batch.target();

@@ -172,28 +172,30 @@ bool DataLoader::skip() {
   return sampler_.skip(micro_batch_size_);
 }
 
-std::optional<double> DataLoader::mean_targets_ahead(int64_t micro_batches) {
+std::optional<double> DataLoader::mean_targets_ahead(int64_t micro_batches, TargetsOf ranks) {
   if (part_ == Part::inputs || !dataset_->masks_targets()) {
     return std::nullopt;
   }
-  if (!counter_) {
-    counter_ = sampler_.for_all_ranks();
+  const bool of_all = ranks == TargetsOf::all_ranks;
+  if (!counter_ || counted_ != ranks) {
+    counter_ = of_all ? sampler_.for_all_ranks() : sampler_;
+    counted_ = ranks;
   }
   counter_->move_to(sampler_);
-  const int64_t ranks = sampler_.options().replicas;
+  const int64_t replicas = of_all ? sampler_.options().replicas : 1;
   int64_t counted = 0;
   for (int64_t i = 0; i < micro_batches; ++i) {
-    auto samples = counter_->next(micro_batch_size_ * ranks);
+    auto samples = counter_->next(micro_batch_size_ * replicas);
     if (!samples) {
       counter_->start_epoch(counter_->epoch() + 1);
-      samples = counter_->next(micro_batch_size_ * ranks);
+      samples = counter_->next(micro_batch_size_ * replicas);
     }
     if (!samples) {
       return std::nullopt; // check_epoch() refuses it
     }
     counted += dataset_->counted_targets(samples->indices);
   }
-  return static_cast<double>(counted) / static_cast<double>(micro_batches * ranks);
+  return static_cast<double>(counted) / static_cast<double>(micro_batches * replicas);
 }
 
 void DataLoader::start_epoch(int64_t epoch) {
@@ -268,7 +270,7 @@ void RepeatingLoader::skip() {
 
 Batch RepeatingLoader::next() {
   if (left_in_step_ == 0) {
-    mean_targets_ = loader_->mean_targets_ahead(per_step_);
+    mean_targets_ = loader_->mean_targets_ahead(per_step_, ranks_);
     left_in_step_ = per_step_;
   }
   Batch batch = next_of_epochs();

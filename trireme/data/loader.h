@@ -11,6 +11,9 @@
 
 namespace trireme::data {
 
+/// The ranks whose targets are counted to weigh a loss: all whose gradients are summed in a step.
+enum class TargetsOf { all_ranks, this_rank };
+
 /// Micro-batches of one rank in epochs: what a RepeatingLoader reads without end. The state is the position after the
 /// last returned batch.
 class EpochLoader : public Stateful {
@@ -19,9 +22,11 @@ class EpochLoader : public Stateful {
   virtual std::optional<Batch> next() = 0;
   /// Skips a micro-batch; false at the epoch's end.
   virtual bool skip() = 0;
-  /// Mean number of targets that count of the next `micro_batches` of every rank, also beyond the epoch's end. nullopt:
+  /// Mean number of targets that count in the next `micro_batches` of `ranks`, also beyond the epoch's end. nullopt:
   /// all targets count, or this rank reads none.
-  virtual std::optional<double> mean_targets_ahead(int64_t /*micro_batches*/) { return std::nullopt; }
+  virtual std::optional<double> mean_targets_ahead(int64_t /*micro_batches*/, TargetsOf /*ranks*/) {
+    return std::nullopt;
+  }
   /// Starts an epoch, also in the middle of another.
   virtual void start_epoch(int64_t epoch) = 0;
   virtual int64_t epoch() const = 0;
@@ -59,7 +64,7 @@ class DataLoader : public EpochLoader {
   /// Skips a micro-batch without reading it; false at the epoch's end.
   bool skip() override;
   /// Memory, if not all targets count: 8 bytes for each sample while shuffling. Cost: Dataset::counted_targets().
-  std::optional<double> mean_targets_ahead(int64_t micro_batches) override;
+  std::optional<double> mean_targets_ahead(int64_t micro_batches, TargetsOf ranks) override;
   void start_epoch(int64_t epoch) override;
   void check_epoch() const override;
   std::string describe() const override { return dataset_->describe(); }
@@ -83,7 +88,8 @@ class DataLoader : public EpochLoader {
   int64_t prefetch_;
   Part part_;
   bool pin_;
-  std::optional<DistributedSampler> counter_; // of all ranks' samples; set when needed
+  std::optional<DistributedSampler> counter_; // of the samples of counted_; set when needed
+  TargetsOf counted_ = TargetsOf::all_ranks;
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
@@ -96,11 +102,13 @@ class RepeatingLoader : public Stateful {
   explicit RepeatingLoader(std::unique_ptr<EpochLoader> loader);
 
   /// Where not all targets count, sets Batch::loss_weight: from the number of targets that count of this micro-batch,
-  /// and of all ranks' micro-batches of the step it belongs to.
+  /// and of the micro-batches of the step it belongs to, of all ranks or of this one.
   Batch next();
   /// Micro-batches of a step, of this rank; by default 1. Steps follow one another from here on, and from each
   /// load_state() and begin_step().
   void set_micro_batches_per_step(int64_t count);
+  /// Weighs the losses of the steps that begin from now on; by default by the targets of all ranks.
+  void weigh_by(TargetsOf ranks) { ranks_ = ranks; }
   /// The next micro-batch is the first of a step.
   void begin_step() { left_in_step_ = 0; }
   /// Skips one micro-batch, as EpochLoader::skip() does.
@@ -118,6 +126,7 @@ class RepeatingLoader : public Stateful {
   std::unique_ptr<EpochLoader> loader_;
   int64_t per_step_ = 1;
   int64_t left_in_step_ = 0;
+  TargetsOf ranks_ = TargetsOf::all_ranks;
   std::optional<double> mean_targets_; // of the micro-batches of this step
 };
 

@@ -143,6 +143,7 @@ void build_stepper(Parts& parts, const InitializeOptions& options, OptimizerStep
   }
   if (parts.stepper.loader) {
     parts.stepper.loader->set_micro_batches_per_step(parts.settings.batch.accumulation);
+    parts.weigh_losses_after(0);
   }
 }
 

@@ -138,6 +138,7 @@ void Engine::Impl::clear_step() {
   in_step_ = went_back_ = false;
   optimizer_step.clear();
   state.micro_steps = state.global_steps * parts.settings.batch.accumulation;
+  parts.weigh_losses_after(state.global_steps);
   for (const auto& buffer : parts.buffers.trained) {
     buffer->clear_grads();
   }

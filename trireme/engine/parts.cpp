@@ -38,6 +38,13 @@ bucket::Placement Parts::placement_of(const at::Tensor& parameter) const {
   return placement;
 }
 
+void Parts::weigh_losses_after(int64_t steps) const {
+  if (stepper.loader) {
+    stepper.loader->weigh_by(agreement.sync->sums_all_after(steps) ? data::TargetsOf::all_ranks
+                                                                   : data::TargetsOf::this_rank);
+  }
+}
+
 LossAndLogits Parts::loss_of(const data::Batch& micro_batch) const {
   const std::shared_ptr<void> guard = forward_guard();
   return model.loss_function(prepared(micro_batch));

@@ -166,6 +166,9 @@ struct Parts {
     return buffers.reducer->exposed_seconds() + buffers.coordinator->exposed_seconds() +
            agreement.sync->step_exchange().exposed_seconds();
   }
+  /// Makes the loader weigh losses of the step after step number `steps` as its gradients are summed: by the targets of
+  /// all ranks, or by this rank's own.
+  void weigh_losses_after(int64_t steps) const;
   /// Calls the loss function in the configured precision.
   LossAndLogits loss_of(const data::Batch& micro_batch) const;
   /// Moves the micro-batch to the device, its inputs in the type of computation.

@@ -1,6 +1,7 @@
 // What replicas that step by themselves send, evaluate, skip and refuse.
 #include "averaging_run.h"
 
+#include <trireme/data/target_counts.h>
 #include <trireme/engine/preemption.h>
 
 #include <tests/support/peer_error.h>
@@ -11,7 +12,11 @@
 #include <torch/nn/modules/linear.h>
 
 #include <signal.h>
+#include <algorithm>
+#include <cmath>
 #include <map>
+#include <span>
+#include <string>
 
 namespace trireme::engine {
 namespace {
@@ -94,6 +99,51 @@ TEST(AveragingTrafficTest, NothingTravelsBetweenTwoMeetings) {
         }
       });
     }
+  }
+}
+
+/// Eight zeros as input and one of ten classes as target, of which the samples of an odd number do not count.
+class EvenSamplesCount : public data::Dataset {
+ public:
+  int64_t size() const override { return 64; }
+  data::Batch get(std::span<const int64_t> indices) const override {
+    const int64_t rows = std::ssize(indices);
+    at::Tensor targets = at::full({rows}, data::kIgnoredTarget, at::kLong);
+    for (int64_t row = 0; row < rows; ++row) {
+      if (indices[row] % 2 == 0) {
+        targets[row] = indices[row] % 10;
+      }
+    }
+    return {{at::zeros({rows, 8})}, {targets}, rows};
+  }
+  bool masks_targets() const override { return true; }
+  int64_t counted_targets(std::span<const int64_t> indices) const override {
+    return std::ranges::count_if(indices, [](int64_t index) { return index % 2 == 0; });
+  }
+  std::string describe() const override { return "even samples count"; }
+};
+
+// Each replica steps by its own mean, so an untrained model has the loss of chance however few of its targets count.
+TEST(AveragingLossTest, ALocalStepWeighsItsOwnTargets) {
+  for (const int64_t start : {0, 4}) { // the first steps sum their gradients
+    on_ranks(2, [start](comm::World& world) {
+      torch::nn::Linear linear(torch::nn::LinearOptions(8, 10).bias(false));
+      InitializeOptions options;
+      options.model = linear.ptr();
+      options.loss = [&](const data::Batch& batch) {
+        return at::cross_entropy_loss(linear->forward(batch.input()), batch.target(), {}, at::Reduction::Mean,
+                                      data::kIgnoredTarget);
+      };
+      options.config = averaging_config({.every = 3, .start_step = start});
+      options.config.batch = {};
+      options.config.batch.micro = 4;
+      options.config.batch.accumulation = 2;
+      options.training_data = std::make_shared<EvenSamplesCount>();
+      const Initialized made = initialize(world, options);
+      for (int step = 1; step <= 12; ++step) {
+        EXPECT_NEAR(made.engine->train_batch().item<double>(), std::log(10), 1e-5) << "step " << step;
+      }
+    });
   }
 }
 

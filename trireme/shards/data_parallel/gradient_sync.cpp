@@ -46,6 +46,10 @@ const comm::Group& GradientSync::step_group() const {
   return local_steps() != nullptr && local_steps()->is_local() ? one_ : group();
 }
 
+bool GradientSync::sums_all_after(int64_t steps) {
+  return workers() == nullptr && !steps_locally_after(steps);
+}
+
 bool GradientSync::steps_locally_after(int64_t steps) const {
   return local_steps() != nullptr && group().size() > 1 && local_steps()->is_local_after(steps);
 }

@@ -33,6 +33,9 @@ class GradientSync : public GradientExchange {
   const comm::Group& loss_group() const { return may_stop() ? group() : step_group(); }
   /// True if the ranks may stop after the present step.
   bool may_stop() const { return local_steps() == nullptr || local_steps()->ends_round(); }
+  /// True if the step after step number `steps` takes the sum of the gradients of all ranks that train the model.
+  /// False: it may take those of some ranks only, as workers of parameter servers do when one is late.
+  bool sums_all_after(int64_t steps);
   /// True if the step after step number `steps` is local to each rank.
   bool steps_locally_after(int64_t steps) const;
   bool replicas_are_equal() const { return local_steps() == nullptr || local_steps()->steps_until_equal() == 0; }
