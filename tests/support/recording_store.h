@@ -40,7 +40,7 @@ class RecordingStore : public bucket::StateStore {
 
   std::function<int64_t(int64_t bucket)> name_;
   std::unique_ptr<bucket::StateStore> memory_ = bucket::make_memory_store(
-      [](int64_t numel, at::ScalarType type, at::Device) { return at::empty({numel}, type); });
+      [](int64_t numel, at::ScalarType type, at::Device) { return at::zeros({numel}, type); });
   std::string asked_;
   int64_t ahead_ = 1;
 };

@@ -1,7 +1,7 @@
 #include <trireme/optim/flat_optimizer.h>
 
 #include <trireme/base/error.h>
-#include <trireme/comm/host_memory.h>
+#include <trireme/device/zero_pages.h>
 #include <trireme/kernels/optimizer_args.h>
 #include <trireme/optim/aten_kernels.h>
 #include <trireme/optim/device_kernels.h>
@@ -22,8 +22,8 @@ int64_t blocks_of(const Segment& segment) {
 }
 
 at::Tensor allocate_beside(int64_t numel, at::ScalarType type, at::Device device) {
-  return device.is_cpu() ? comm::allocate_host(numel, type)
-                         : torch::empty({numel}, at::TensorOptions(type).device(device));
+  return device.is_cpu() ? device::zero_pages(numel, type)
+                         : torch::zeros({numel}, at::TensorOptions(type).device(device));
 }
 
 } // namespace

@@ -32,7 +32,7 @@ HostStep::HostStep(at::Device device, const HostStepOptions& options, std::vecto
   if (!options_.gradients) {
     options_.gradients =
         bucket::make_memory_store([pinned = options_.pinned](int64_t numel, at::ScalarType type, at::Device on) {
-          return device::pinned_host(numel, type, pinned ? on.type() : at::kCPU);
+          return device::pinned_host(numel, type, pinned ? on.type() : at::kCPU).zero_();
         });
   }
   for (Buffer& buffer : buffers) {

@@ -199,7 +199,7 @@ class DeadlyStore final : public bucket::StateStore {
  private:
   std::unique_ptr<bucket::StateStore> memory_ =
       bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) {
-        return torch::empty({numel}, at::TensorOptions(type).device(device));
+        return torch::zeros({numel}, at::TensorOptions(type).device(device));
       });
 };
 

@@ -103,7 +103,7 @@ class ServerSync::Store final : public bucket::StateStore {
   }
   void fetch() {
     memory_ = bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) {
-      return torch::empty({numel}, at::TensorOptions(type).device(device));
+      return torch::zeros({numel}, at::TensorOptions(type).device(device));
     });
     for (const auto& [arrays, device] : described_) {
       memory_->add(arrays, device);

@@ -73,7 +73,7 @@ class PartialStore : public bucket::StateStore {
   PartialStore(std::unique_ptr<bucket::StateStore> moved, double ratio)
       : moved_(std::move(moved)),
         rest_(bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) {
-          return at::empty({numel}, at::TensorOptions(type).device(device));
+          return at::zeros({numel}, at::TensorOptions(type).device(device));
         })),
         ratio_(ratio) {}
 

@@ -1,6 +1,7 @@
 #include <trireme/shards/bucket/flat_parameters.h>
 
 #include <trireme/base/error.h>
+#include <trireme/device/zero_pages.h>
 #include <trireme/shards/bucket/buffer_order.h>
 #include <trireme/shards/bucket/state_store.h>
 
@@ -22,6 +23,12 @@ FlatLayout layout_of(const NamedTensors& parameters, const LayoutOptions& option
   }
   std::vector<int64_t> order = buffer_order(tensors);
   return FlatLayout(std::move(tensors), std::move(order), options);
+}
+
+at::Tensor zeros_of(const Allocate& allocate, int64_t numel, at::ScalarType type) {
+  const at::Tensor memory = allocate(numel, type);
+  device::zero(memory);
+  return memory;
 }
 
 // Bytes of spare memory for the parameters and gradients of some buckets. A much larger block is rare and is freed.
@@ -69,14 +76,16 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   allocate_gradients();
   if (options_.shard_parameters) {
     if (!options_.parameter_store) {
-      options_.parameter_store = make_memory_store(
-          [allocate = allocate_](int64_t numel, at::ScalarType type, at::Device) { return allocate(numel, type); });
+      options_.parameter_store =
+          make_memory_store([allocate = allocate_](int64_t numel, at::ScalarType type, at::Device) {
+            return zeros_of(allocate, numel, type);
+          });
     }
     data_shards_ = std::make_unique<ParameterShards>(layout_, plan_, scalar_type(), first.device(),
                                                      options_.parameter_store, pool_);
     return;
   }
-  flat_data_ = allocate_(layout_.numel(), scalar_type()).zero_();
+  flat_data_ = zeros_of(allocate_, layout_.numel(), scalar_type());
   for (int64_t i = 0; i < count(); ++i) {
     at::Tensor data = view(flat_data_, i);
     data.copy_(parameters_[i].detach());
@@ -101,7 +110,7 @@ void FlatParameters::allocate_gradients() {
                                                     options_.gradient_store, parameters_.front().device());
     return;
   }
-  flat_grad_ = allocate_(layout_.numel(), gradient_type_).zero_();
+  flat_grad_ = zeros_of(allocate_, layout_.numel(), gradient_type_);
   for (int64_t i = 0; i < count(); ++i) {
     grad_views_.push_back(view(flat_grad_, i));
   }

@@ -20,8 +20,10 @@ class MemoryStore final : public KeptStore {
     for (const StoredArray& array : arrays) {
       buckets.resize(array.numel.size());
       const at::Tensor whole =
-          allocate_(std::accumulate(array.numel.begin(), array.numel.end(), int64_t{0}), array.type, device)
-              .fill_(array.initial);
+          allocate_(std::accumulate(array.numel.begin(), array.numel.end(), int64_t{0}), array.type, device);
+      if (array.initial != 0) {
+        whole.fill_(array.initial);
+      }
       int64_t begin = 0;
       for (size_t b = 0; b < buckets.size(); ++b) {
         buckets[b].push_back(whole.slice(0, begin, begin + array.numel[b]));

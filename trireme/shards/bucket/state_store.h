@@ -91,7 +91,8 @@ class KeptStore : public StateStore {
   std::vector<Buckets> buffers_;
 };
 
-/// Keeps everything on the device, each array as one tensor, so that acquire() costs nothing.
+/// Keeps everything on the device, each array as one tensor, so that acquire() costs nothing. `allocate` returns zeros;
+/// arrays that begin with them are not written before their first use.
 std::unique_ptr<StateStore> make_memory_store(AllocateOn allocate);
 
 } // namespace trireme::bucket
