@@ -9,6 +9,7 @@
 #include <trireme/models/projection.h>
 #include <trireme/parallel/context/attention.h>
 #include <trireme/parallel/tensor/own_random.h>
+#include <trireme/parallel/tensor/skip_init.h>
 
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -199,6 +200,7 @@ at::Tensor GptTrunkImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cach
 
 GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(options), ranks_(ranks) {
   const ModelValues values = gpt_values(options);
+  const tensor::SkipInit skip_init(!options.init_from.empty());
   transformer = register_module("transformer", GptTrunk(options, ranks, values));
   if (!options.tie_embeddings) {
     lm_head = register_module("lm_head", zero::Sharded<tensor::ColumnParallelLinear>(

@@ -6,6 +6,7 @@
 #include <trireme/models/documents.h>
 #include <trireme/models/llama_values.h>
 #include <trireme/parallel/tensor/exchange.h>
+#include <trireme/parallel/tensor/skip_init.h>
 
 #include <ATen/ATen.h>
 
@@ -167,6 +168,7 @@ at::Tensor LlamaTrunkImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& ca
 
 LlamaImpl::LlamaImpl(const LlamaOptions& options, const ModelRanks& ranks) : options_(options), ranks_(ranks) {
   const ModelValues values = llama_values(options);
+  const tensor::SkipInit skip_init(!options.init_from.empty());
   model = register_module("model", LlamaTrunk(options, ranks, values));
   if (!options.tie_embeddings) {
     lm_head = register_module("lm_head", zero::Sharded<tensor::ColumnParallelLinear>(

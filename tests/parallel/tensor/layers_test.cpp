@@ -3,6 +3,7 @@
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/parallel/tensor/layers.h>
 #include <trireme/parallel/tensor/linear.h>
+#include <trireme/parallel/tensor/skip_init.h>
 #include <trireme/parallel/tensor/split_mark.h>
 #include <trireme/parallel/tensor/transfer.h>
 
@@ -16,6 +17,8 @@
 #include <torch/utils.h>
 
 #include <initializer_list>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 namespace trireme::tensor {
@@ -249,6 +252,55 @@ TEST(TensorLayersTest, LayersThatAreTooNarrowAreRefused) {
     EXPECT_THAT([&] { VocabParallelEmbedding(2, 5, ranks); }, narrow("rows"));
     EXPECT_THAT([&] { ColumnParallelLinear(5, 8, ranks, true, 3); },
                 ThrowsMessage<InputError>(HasSubstr("8 outputs cannot have 3 equal blocks")));
+  });
+}
+
+// The layers are those of always, but for their values: of several ranks and of one.
+TEST(TensorLayersTest, SkipInitLeavesOutTheValues) {
+  on_ranks(2, [](comm::World& world) {
+    for (const Ranks& ranks : {Ranks(), Ranks{world.group()}}) {
+      const auto layers = [&] {
+        return std::tuple(ColumnParallelLinear(kIn, 6, ranks, true, 3), RowParallelLinear(kIn, kOut, ranks, false),
+                          VocabParallelEmbedding(9, 4, ranks));
+      };
+      torch::manual_seed(3);
+      auto [column, row, words] = layers();
+      const at::Tensor next_number = torch::rand({1});
+      std::optional<SkipInit> skips(std::in_place, true);
+      auto [empty_column, empty_row, empty_words] = layers();
+      skips.reset();
+      EXPECT_FALSE(SkipInit::is_on());
+      const auto give = [](torch::nn::Module& to, const torch::nn::Module& from) {
+        const torch::NoGradGuard no_grad;
+        ASSERT_EQ(to.named_parameters().keys(), from.named_parameters().keys());
+        for (auto& item : to.named_parameters()) {
+          const at::Tensor values = from.named_parameters()[item.key()];
+          EXPECT_TRUE(item.value().requires_grad());
+          ASSERT_EQ(item.value().sizes(), values.sizes()) << item.key();
+          item.value().copy_(values);
+        }
+      };
+      give(*empty_column, *column);
+      give(*empty_row, *row);
+      give(*empty_words, *words);
+      EXPECT_EQ(empty_column->options.out_features(), column->options.out_features());
+      EXPECT_EQ(empty_row->options.in_features(), row->options.in_features());
+      EXPECT_EQ(empty_words->options.num_embeddings(), words->options.num_embeddings());
+      const at::Tensor tokens = torch::tensor({{8, 0, 3}});
+      const at::Tensor x = input(4, kIn);
+      const RankRange own = part_of(kIn, ranks);
+      const at::Tensor part = x.slice(2, own.begin, own.end);
+      EXPECT_TRUE(empty_column->forward(x).equal(column->forward(x)));
+      EXPECT_TRUE(empty_row->forward(part).equal(row->forward(part)));
+      EXPECT_TRUE(empty_words->forward(tokens).equal(words->forward(tokens)));
+      empty_column->forward(x).sum().backward();
+      EXPECT_EQ(empty_column->weight.grad().sizes(), empty_column->weight.sizes());
+      torch::manual_seed(3); // afterwards layers have the values that they had
+      auto [again, again_row, again_words] = layers();
+      EXPECT_TRUE(again->weight.equal(column->weight));
+      EXPECT_TRUE(again_words->weight.equal(words->weight));
+      EXPECT_TRUE(torch::rand({1}).equal(next_number));
+    }
   });
 }
 

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/fused/int8.h>
 #include <trireme/parallel/tensor/linear.h>
+#include <trireme/parallel/tensor/skip_init.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -43,6 +44,32 @@ int64_t columns(int64_t out, const Ranks& ranks, int64_t parts) {
   return parts * split("outputs", out / parts, ranks);
 }
 
+// torch's constructors always draw values. Under SkipInit they draw those of one element, and give_memory() follows.
+torch::nn::LinearOptions drawn(const torch::nn::LinearOptions& wanted) {
+  return SkipInit::is_on() ? torch::nn::LinearOptions(1, 1).bias(wanted.bias()) : wanted;
+}
+
+torch::nn::EmbeddingOptions drawn(const torch::nn::EmbeddingOptions& wanted) {
+  return SkipInit::is_on() ? torch::nn::EmbeddingOptions(1, 1) : wanted;
+}
+
+void set_size(at::Tensor& parameter, at::IntArrayRef sizes) {
+  parameter.set_data(torch::empty(sizes, parameter.options().requires_grad(false)));
+}
+
+void give_memory(torch::nn::LinearImpl& linear, const torch::nn::LinearOptions& wanted) {
+  linear.options = wanted;
+  set_size(linear.weight, {wanted.out_features(), wanted.in_features()});
+  if (linear.bias.defined()) {
+    set_size(linear.bias, {wanted.out_features()});
+  }
+}
+
+void give_memory(torch::nn::EmbeddingImpl& embedding, const torch::nn::EmbeddingOptions& wanted) {
+  embedding.options = wanted;
+  set_size(embedding.weight, {wanted.num_embeddings(), wanted.embedding_dim()});
+}
+
 } // namespace
 
 BeforeFirstValues::BeforeFirstValues(const Ranks& ranks) {
@@ -62,12 +89,14 @@ void BeforeFirstValues::restore() const {
 ColumnParallelLinearImpl::ColumnParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias,
                                                    int64_t parts)
     : BeforeFirstValues(ranks),
-      LinearImpl(torch::nn::LinearOptions(in, columns(out, ranks, parts)).bias(bias)),
+      LinearImpl(drawn(torch::nn::LinearOptions(in, columns(out, ranks, parts)).bias(bias))),
       ranks_(ranks),
       in_(in),
       out_(out),
       parts_(parts) {
-  if (!ranks_.alone()) {
+  if (SkipInit::is_on()) {
+    give_memory(*this, torch::nn::LinearOptions(in, columns(out, ranks, parts)).bias(bias));
+  } else if (!ranks_.alone()) {
     take_values<LinearImpl>(*this, whole<LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias)), placements());
   }
 }
@@ -108,11 +137,13 @@ std::map<std::string, bucket::Placement> ColumnParallelLinearImpl::placements() 
 
 RowParallelLinearImpl::RowParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias)
     : BeforeFirstValues(ranks),
-      LinearImpl(torch::nn::LinearOptions(split("inputs", in, ranks), out).bias(bias)),
+      LinearImpl(drawn(torch::nn::LinearOptions(split("inputs", in, ranks), out).bias(bias))),
       ranks_(ranks),
       in_(in),
       out_(out) {
-  if (!ranks_.alone()) {
+  if (SkipInit::is_on()) {
+    give_memory(*this, torch::nn::LinearOptions(split("inputs", in, ranks), out).bias(bias));
+  } else if (!ranks_.alone()) {
     take_values<LinearImpl>(*this, whole<LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias)), placements());
   }
 }
@@ -154,11 +185,13 @@ std::map<std::string, bucket::Placement> RowParallelLinearImpl::placements() con
 
 VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(int64_t vocabulary, int64_t hidden, const Ranks& ranks)
     : BeforeFirstValues(ranks),
-      EmbeddingImpl(torch::nn::EmbeddingOptions(split("rows", vocabulary, ranks), hidden)),
+      EmbeddingImpl(drawn(torch::nn::EmbeddingOptions(split("rows", vocabulary, ranks), hidden))),
       ranks_(ranks),
       vocabulary_(vocabulary),
       hidden_(hidden) {
-  if (!ranks_.alone()) {
+  if (SkipInit::is_on()) {
+    give_memory(*this, torch::nn::EmbeddingOptions(split("rows", vocabulary, ranks), hidden));
+  } else if (!ranks_.alone()) {
     take_values<EmbeddingImpl>(*this, whole<EmbeddingImpl>(torch::nn::EmbeddingOptions(vocabulary, hidden)),
                                placements());
   }
