@@ -108,6 +108,37 @@ TEST_F(MakeDatasetTest, CachedTextsAreTheSame) {
   EXPECT_THAT(input_error([&] { make_datasets(options, {}, folder_ / "cache"); }), HasSubstr("absent.txt"));
 }
 
+TEST_F(MakeDatasetTest, ATokenizerOfCachedTextIsReadWhenItIsUsed) {
+  const std::string vocabulary = R"({"a": 0, "b": 1, "c": 2, "ab": 3})";
+  write("vocab.json", vocabulary);
+  const std::string merges = "#version: 0.2\na b\n";
+  write("merges.txt", merges);
+  DataOptions options{.kind = DataOptions::Kind::text, .train = {write("a.txt", "abcabcaabbccabcabc")}};
+  options.tokenizer = folder_.string();
+  options.sequence_length = 3;
+  const Datasets in_memory = make_datasets(options);
+  prepare_tokens(options, folder_ / "cache");
+  const auto open = [&] { return make_datasets(options, {}, folder_ / "cache"); };
+  const Datasets cached = open();
+  EXPECT_EQ(cached.tokenizer->vocab_size(), 4);
+  EXPECT_EQ(cached.train->describe(), in_memory.train->describe());
+  EXPECT_EQ(cached.tokenizer->encode("cab"), in_memory.tokenizer->encode("cab"));
+  EXPECT_EQ(cached.tokenizer->encode_with_threads("cab", 2), in_memory.tokenizer->encode("cab"));
+  EXPECT_EQ(cached.tokenizer->decode(std::vector<int32_t>{3, 2}), "abc");
+  EXPECT_EQ(cached.tokenizer->describe(), in_memory.tokenizer->describe());
+  EXPECT_EQ(cached.tokenizer->is_local(), in_memory.tokenizer->is_local());
+
+  const Datasets unread = open();
+  write("merges.txt", "#version: 0.2\n");
+  EXPECT_EQ(unread.tokenizer->vocab_size(), 4);
+  EXPECT_THAT(input_error([&] { unread.tokenizer->encode("cab"); }),
+              HasSubstr("has changed since the data were opened"));
+  write("merges.txt", merges);
+  EXPECT_EQ(unread.tokenizer->encode("cab"), in_memory.tokenizer->encode("cab"));
+  options.vocab_size = 3;
+  EXPECT_THAT(input_error(open), AllOf(HasSubstr("has 4 tokens"), HasSubstr("the model's vocab_size is 3")));
+}
+
 TEST_F(MakeDatasetTest, CachedTextsWithLabelsAreTheSame) {
   std::string lines;
   for (int i = 0; i < 40; ++i) {

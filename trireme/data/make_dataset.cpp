@@ -5,10 +5,13 @@
 #include <trireme/base/log.h>
 #include <trireme/data/idx_images.h>
 #include <trireme/data/labelled_text.h>
+#include <trireme/data/lazy_tokenizer.h>
 #include <trireme/data/masked_tokens.h>
 #include <trireme/data/mixture.h>
 #include <trireme/data/text.h>
 #include <trireme/data/token_cache/text_cache.h>
+#include <trireme/data/token_files/file_map.h>
+#include <trireme/data/token_files/shard_format.h>
 #include <trireme/data/token_files/tokenizer_hash.h>
 #include <trireme/data/tokens.h>
 
@@ -26,16 +29,20 @@ std::string source_name(const std::vector<fs::path>& files) {
   return files.size() == 1 ? files[0].string() : concat(files[0].string(), " and ", files.size() - 1, " more");
 }
 
-std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& name, int64_t vocab_size) {
-  std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(name);
-  if (vocab_size > 0 && tokenizer->vocab_size() > vocab_size) {
+void check_vocabulary(const Tokenizer& tokenizer, int64_t vocab_size) {
+  if (vocab_size > 0 && tokenizer.vocab_size() > vocab_size) {
     throw InputError("data",
-                     concat("the tokenizer ", tokenizer->describe(), " has ", tokenizer->vocab_size(),
+                     concat("the tokenizer ", tokenizer.describe(), " has ", tokenizer.vocab_size(),
                             " tokens,"
                             " the model's vocab_size is ",
                             vocab_size),
-                     concat("Set the model's vocab_size to ", tokenizer->vocab_size(), " or more."));
+                     concat("Set the model's vocab_size to ", tokenizer.vocab_size(), " or more."));
   }
+}
+
+std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& name, int64_t vocab_size) {
+  std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(name);
+  check_vocabulary(*tokenizer, vocab_size);
   return tokenizer;
 }
 
@@ -116,11 +123,26 @@ Texts tokenize_texts(const DataOptions& options, const Tokenizer& tokenizer) {
           held_out.empty() ? nullptr : encode(held_out, held_out_name(options))};
 }
 
+// The tokenizer of cached tokens, whose shards have the size of its vocabulary.
+std::shared_ptr<const Tokenizer> tokenizer_of(const CachedText& cached, const DataOptions& options) {
+  const fs::path& shard = cached.train.shards.front();
+  const ShardHeader header = read_shard_header(FileMap(shard).bytes(), shard);
+  const auto tokenizer = std::make_shared<LazyTokenizer>(options.tokenizer, header.vocab_size, header.tokenizer_hash);
+  check_vocabulary(*tokenizer, options.vocab_size);
+  return tokenizer;
+}
+
+// `tokenizer`: if it is opened already. Cached tokens do without one until it is used.
 Datasets open_text(const DataOptions& options, const fs::path& token_cache,
-                   std::shared_ptr<const Tokenizer> tokenizer) {
+                   std::shared_ptr<const Tokenizer> tokenizer = nullptr) {
   Datasets result;
   result.tokenizer = std::move(tokenizer);
   const auto cached = token_cache.empty() ? std::nullopt : find_text(TokenCache(token_cache), texts_of(options));
+  if (result.tokenizer == nullptr) {
+    const bool is_file = tokenizer_name(options) != "bytes";
+    result.tokenizer = cached && is_file ? tokenizer_of(*cached, options)
+                                         : open_tokenizer(tokenizer_name(options), options.vocab_size);
+  }
   const auto [train, validation] = cached ? map_texts(*cached, options) : tokenize_texts(options, *result.tokenizer);
   const auto scored = validation == nullptr ? train : validation;
   result.train = train;
@@ -293,8 +315,7 @@ Datasets open_all(const DataOptions& options, Share checked, const fs::path& tok
     case Kind::tokens:
       return masked_if_asked(open_tokens(options, checked, hash));
     case Kind::text:
-      return masked_if_asked(
-          open_text(options, token_cache, open_tokenizer(tokenizer_name(options), options.vocab_size)));
+      return masked_if_asked(open_text(options, token_cache));
     case Kind::mixture:
       return masked_if_asked(open_mixture(options, checked, token_cache, hash));
     case Kind::labelled_text:
