@@ -349,8 +349,13 @@ std::string TrainRun::write_sample() {
   if (!run_.training.sample || !task_.language_options || !datasets_.tokenizer || (!has_all && failed_save_)) {
     return "";
   }
-  return sample_of(run_, task_, *datasets_.tokenizer,
-                   has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
+  try {
+    return sample_of(run_, task_, *datasets_.tokenizer,
+                     has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
+  } catch (const InputError& error) { // a tokenizer that is read now has changed; all else is saved
+    log::warning("no sample is written: ", error.what());
+    return "";
+  }
 }
 
 // Retries a failed save.
