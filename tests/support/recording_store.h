@@ -3,7 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/shards/bucket/state_store.h>
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <functional>
 #include <memory>
