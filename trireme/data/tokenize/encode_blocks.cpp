@@ -14,7 +14,8 @@ namespace trireme::data {
 void encode_blocks(int threads, const std::function<void(const GiveBlock& give)>& make,
                    const std::function<void(Block&)>& encode, const std::function<void(Block)>& take) {
   constexpr size_t kMostUnderWay = 128;
-  OrderedWork<Block> work(std::min(kMostUnderWay, 2 * static_cast<size_t>(threads) + 2));
+  constexpr size_t kMostBytesUnderWay = size_t{32} << 20;
+  OrderedWork<Block> work(std::min(kMostUnderWay, 2 * static_cast<size_t>(threads) + 2), kMostBytesUnderWay);
   struct StopAtEnd {
     OrderedWork<Block>& work;
     ~StopAtEnd() { work.stop(); }
@@ -23,11 +24,14 @@ void encode_blocks(int threads, const std::function<void(const GiveBlock& give)>
   const StopAtEnd stop{work}; // before the threads are joined
   running.emplace_back([&] {
     try {
-      make([&](Block block) { return work.push(std::move(block)); });
+      make([&](Block block) {
+        const size_t bytes = block.text.size();
+        return work.push(std::move(block), bytes);
+      });
     } catch (...) {
       Block failed;
       failed.error = std::current_exception();
-      work.push(std::move(failed));
+      work.push(std::move(failed), 0);
     }
     work.close();
   });

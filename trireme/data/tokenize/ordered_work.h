@@ -10,20 +10,24 @@
 
 namespace trireme::data {
 
-/// Items that one thread makes, several work on and one takes in their first order. At most `capacity` are under way.
+/// Items that one thread makes, several work on and one takes in their first order. At most `capacity` are under way,
+/// which have at most `most_bytes` together; one that has more is under way alone.
 template <typename Item>
 class OrderedWork {
  public:
-  explicit OrderedWork(size_t capacity) : capacity_(capacity) {}
+  OrderedWork(size_t capacity, size_t most_bytes) : capacity_(capacity), most_bytes_(most_bytes) {}
 
-  /// Adds an item; waits for room. False after stop().
-  bool push(Item item) {
+  /// Adds an item of so many bytes; waits for room. False after stop().
+  bool push(Item item, size_t bytes) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return stopped_ || items_.size() < capacity_; });
+    changed_.wait(lock, [&] {
+      return stopped_ || items_.empty() || (items_.size() < capacity_ && bytes_ + bytes <= most_bytes_);
+    });
     if (stopped_) {
       return false;
     }
-    items_.push_back(std::make_unique<Entry>(std::move(item)));
+    bytes_ += bytes;
+    items_.push_back(std::make_unique<Entry>(std::move(item), bytes));
     changed_.notify_all();
     return true;
   }
@@ -58,6 +62,7 @@ class OrderedWork {
       return std::nullopt;
     }
     std::optional<Item> item(std::move(items_.front()->item));
+    bytes_ -= items_.front()->bytes;
     items_.pop_front();
     --next_;
     changed_.notify_all();
@@ -66,8 +71,9 @@ class OrderedWork {
 
  private:
   struct Entry {
-    explicit Entry(Item made) : item(std::move(made)) {}
+    Entry(Item made, size_t size) : item(std::move(made)), bytes(size) {}
     Item item;
+    size_t bytes;
     bool done = false;
   };
   void set(bool& flag) {
@@ -77,10 +83,12 @@ class OrderedWork {
   }
 
   const size_t capacity_;
+  const size_t most_bytes_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Entry>> items_;
-  size_t next_ = 0; // the first that no thread has
+  size_t bytes_ = 0; // of items_
+  size_t next_ = 0;  // the first that no thread has
   bool closed_ = false;
   bool stopped_ = false;
 };
