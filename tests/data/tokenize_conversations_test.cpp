@@ -184,9 +184,9 @@ TEST_F(TokenizeConversationsTest, BadLinesAreNamed) {
               HasSubstr("bad.jsonl:1: tools must be a list of objects"));
   TokenizeOptions wanted =
       options({write("both.jsonl", R"({"prompt": "a", "response": "b", "text": "no"})")}, tokenizer);
-  wanted.lines.fields = LineFields::prompt;
+  wanted.lines.keys.fields = LineFields::prompt;
   EXPECT_EQ(tokenize_files(wanted).index.documents, 1) << "named, it is read";
-  wanted.lines.fields = LineFields::messages;
+  wanted.lines.keys.fields = LineFields::messages;
   EXPECT_THAT(input_error([&] { tokenize_files(wanted); }), HasSubstr("both.jsonl:1: the key \"messages\" is missing"));
 }
 

@@ -351,7 +351,7 @@ TEST_F(TokenizeFilesTest, BadLinesAreNamed) {
   EXPECT_THAT(refused_lines("\n \n"), HasSubstr("has no token"));
   EXPECT_THAT(refused_lines("{\"text\": \"" + std::string(33 << 20, 'a') + "\"}\n"), HasSubstr("longer than 33.6 MB"));
   TokenizeOptions other = options({write("good.jsonl", "{\"content\": \"ab\", \"text\": 7}\r\n")});
-  other.lines.text_key = "content";
+  other.lines.keys.text_key = "content";
   tokenize_files(other);
   EXPECT_EQ(read_shards(folder_ / "out").ids, (std::vector<int32_t>{'a', 'b'}));
 }

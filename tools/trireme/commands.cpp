@@ -229,6 +229,13 @@ struct Parser {
     c->add_option("--text-key", tokens.text_key, "The key of a JSON line that has the text")
         ->type_name("KEY")
         ->capture_default_str();
+    c->add_option("--loss-on", tokens.loss_on,
+                  "What counts in the loss of prompts and conversations: response (what the model says), or all tokens")
+        ->check(CLI::IsMember({"response", "all"}))
+        ->capture_default_str();
+    c->add_option("--chat-template", tokens.chat_template,
+                  "The template of conversations: a file, or a name in the tokenizer's folder (default: that folder's)")
+        ->type_name("FILE");
     c->add_option("--end-token", tokens.end_token,
                   "The token behind each document, or none (default: the one that the tokenizer's files name)")
         ->type_name("TEXT");

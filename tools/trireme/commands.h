@@ -97,7 +97,9 @@ struct DataTokenizeCommand {
   int64_t threads = 0; ///< 0: all cores
   std::string fields = "any";
   std::string text_key = "text";
-  std::string end_token; ///< empty: the tokenizer's
+  std::string loss_on = "response";
+  std::string chat_template; ///< empty: the tokenizer's
+  std::string end_token;     ///< empty: the tokenizer's
   bool force = false;
   bool json = false;
 };

@@ -106,12 +106,15 @@ void print_result(const data::TokenizeResult& result, const DataTokenizeCommand&
 } // namespace
 
 int tokenize_data(const DataTokenizeCommand& command) {
-  data::TokenizeOptions options{.inputs = command.inputs,
-                                .tokenizer = command.tokenizer,
-                                .out = command.out,
-                                .shard_tokens = command.shard_tokens,
-                                .threads = command.threads > 0 ? static_cast<int>(command.threads) : usable_cores(),
-                                .lines = {fields_of(command.fields), command.text_key}};
+  data::TokenizeOptions options{
+      .inputs = command.inputs,
+      .tokenizer = command.tokenizer,
+      .out = command.out,
+      .shard_tokens = command.shard_tokens,
+      .threads = command.threads > 0 ? static_cast<int>(command.threads) : usable_cores(),
+      .lines = {.keys = {fields_of(command.fields), command.text_key},
+                .loss_on = command.loss_on == "all" ? data::LossOn::all : data::LossOn::response,
+                .chat_template = command.chat_template}};
   if (!command.end_token.empty()) {
     options.end_token = command.end_token;
   }

@@ -52,17 +52,22 @@ std::optional<std::string> find_template(const JsonNode& config, const std::stri
   return std::nullopt;
 }
 
-} // namespace
-
-std::optional<ChatTemplate> read_chat_template(const fs::path& folder, const std::string& name) {
+ordered_json special_tokens_of(const std::optional<JsonNode>& config, const fs::path& folder) {
   ordered_json tokens = ordered_json::object();
-  const auto config = read_object(folder / "tokenizer_config.json");
   if (config) {
     add_special_tokens(*config, tokens);
   }
   if (const auto map = read_object(folder / "special_tokens_map.json")) {
     add_special_tokens(*map, tokens);
   }
+  return tokens;
+}
+
+} // namespace
+
+std::optional<ChatTemplate> read_chat_template(const fs::path& folder, const std::string& name) {
+  const auto config = read_object(folder / "tokenizer_config.json");
+  ordered_json tokens = special_tokens_of(config, folder);
   const fs::path file =
       name == "default" ? folder / "chat_template.jinja" : folder / "additional_chat_templates" / (name + ".jinja");
   std::error_code ignored;
@@ -78,6 +83,19 @@ std::optional<ChatTemplate> read_chat_template(const fs::path& folder, const std
   }
   const std::string source = concat((folder / "tokenizer_config.json").string(), ": chat_template");
   return ChatTemplate::parse(*text, source, std::move(tokens));
+}
+
+std::optional<ChatTemplate> find_chat_template(const std::string& file_or_name, const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::is_regular_file(file_or_name, ignored)) {
+    ordered_json tokens = ordered_json::object();
+    if (!folder.empty()) {
+      tokens = special_tokens_of(read_object(folder / "tokenizer_config.json"), folder);
+    }
+    return ChatTemplate::parse(read_file(file_or_name), file_or_name, std::move(tokens));
+  }
+  const bool can_be_name = !folder.empty() && file_or_name.find('/') == std::string::npos;
+  return can_be_name ? read_chat_template(folder, file_or_name) : std::nullopt;
 }
 
 } // namespace trireme::chat

@@ -14,6 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMostDepth = 100;
+constexpr const char* kOtherKey = "; --text-key of \"trireme data tokenize\" names another key.";
 
 // A key that is looked for at the top of the object.
 struct Wanted {
@@ -102,10 +103,10 @@ class LineRefusal {
     std::string next = "Each line must be an object such as ";
     switch (options_.fields) {
       case LineFields::any:
-        next += concat(text, ", ", prompt, " or ", messages, "; --text-key names another key.");
+        next += concat(text, ", ", prompt, " or ", messages, kOtherKey);
         break;
       case LineFields::text:
-        next += concat(text, "; --text-key names another key.");
+        next += concat(text, kOtherKey);
         break;
       case LineFields::prompt:
         next += concat(prompt, '.');
@@ -144,7 +145,7 @@ LineFields fields_of(const JsonLineOptions& options, const Wanted& text, const W
         "data",
         concat(where, ": the line has the keys \"", printable(text.found ? text.name : std::string("prompt")),
                "\" and \"", messages.found ? "messages" : "prompt", "\""),
-        "Say which to read: --fields text, prompt or messages.");
+        "Leave one of them out; --fields of \"trireme data tokenize\" says which to read.");
   }
   if (messages.found) {
     return LineFields::messages;

@@ -1,6 +1,7 @@
 #include <trireme/data/tokenize/line_encoder.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/text.h>
 #include <trireme/data/tokenize/counted_text.h>
 #include <trireme/tokenizer/tokenizer_files.h>
 
@@ -8,16 +9,36 @@
 
 namespace trireme::data {
 
+LineEncoder::LineEncoder(const tokenizer::Tokenizer& tokenizer, std::string tokenizer_name, LineOptions options)
+    : tokenizer_(tokenizer), tokenizer_name_(std::move(tokenizer_name)), options_(std::move(options)) {
+  if (!options_.chat_template.empty()) {
+    const std::filesystem::path files = folder();
+    template_ = chat::find_chat_template(options_.chat_template, files);
+    if (!template_) {
+      throw InputError(
+          "data",
+          concat(options_.place, ": there is no chat template \"", printable(options_.chat_template),
+                 "\": no file, and ", files.empty() ? "\"bytes\" has none" : "none of that name in ", files.string()),
+          "Name a file of Jinja, or leave it out for the default template of the tokenizer's folder.");
+    }
+  }
+}
+
+std::filesystem::path LineEncoder::folder() const {
+  const auto files = tokenizer::tokenizer_files(tokenizer_name_);
+  return files.empty() ? std::filesystem::path() : files.front().path.parent_path();
+}
+
 const chat::ChatTemplate& LineEncoder::chat_template() const {
   const std::lock_guard lock(mutex_);
   if (!template_) {
-    const auto files = tokenizer::tokenizer_files(tokenizer_name_);
-    template_ = files.empty() ? std::nullopt : chat::read_chat_template(files.front().path.parent_path());
+    const std::filesystem::path files = folder();
+    template_ = files.empty() ? std::nullopt : chat::read_chat_template(files);
   }
   if (!template_) {
     throw InputError("data",
                      concat("the tokenizer ", tokenizer_name_, " has no chat template, which \"messages\" needs"),
-                     "Put the model's chat_template.jinja into the tokenizer's folder.");
+                     "Put the model's chat_template.jinja into the tokenizer's folder, or name one (chat_template).");
   }
   return *template_;
 }
@@ -29,22 +50,26 @@ EncodedLine LineEncoder::encode(JsonLine line) const {
     encoded.text_bytes = std::ssize(line.text);
     return encoded;
   }
+  const bool all_count = options_.loss_on == LossOn::all;
   CountedText text;
   if (line.fields == LineFields::messages) {
-    text = render_conversation(chat_template(), line.messages, line.tools);
+    text = all_count ? CountedText{chat_template().render(line.messages, {.tools = line.tools}), {}}
+                     : render_conversation(chat_template(), line.messages, line.tools);
     encoded.has_end = true;
   } else {
     text.text = std::move(line.text);
     text.counted = {{line.response_begin, text.text.size()}};
   }
   encoded.ids = tokenizer_.encode(text.text);
-  encoded.counted = find_counted(text, encoded.ids, tokenizer_);
+  if (!all_count) {
+    encoded.counted = find_counted(text, encoded.ids, tokenizer_);
+  }
   encoded.text_bytes = std::ssize(text.text);
   return encoded;
 }
 
 EncodedLine LineEncoder::encode(std::string_view line, const std::string& where) const {
-  JsonLine read = read_json_line(line, options_, where);
+  JsonLine read = read_json_line(line, options_.keys, where);
   try {
     return encode(std::move(read));
   } catch (const InputError& error) { // of the template or the tokenizer, which know no line

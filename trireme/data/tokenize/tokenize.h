@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/data/token_files/shard_index.h>
-#include <trireme/data/tokenize/json_line.h>
+#include <trireme/data/tokenize/line_encoder.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -28,8 +28,8 @@ struct TokenizeOptions {
   std::filesystem::path out{};
   int64_t shard_tokens = int64_t{1} << 30;
   int threads = 1;
-  /// Which keys of a JSON line are read.
-  JsonLineOptions lines{};
+  /// How JSON lines are read.
+  LineOptions lines{};
   /// The token behind each document that is no conversation: its text, or "none". Not set: the one that the tokenizer's
   /// files name, if any.
   std::optional<std::string> end_token{};
@@ -54,9 +54,9 @@ struct TokenizeResult {
 /// size and the number of threads; special tokens are not added, except the end token. Which tokens count as targets is
 /// what LineEncoder says; an end token counts. The folder appears whole or not at all.
 ///
-/// Memory: about 1 MB for each block under way, of which there are twice as many as threads; a JSON line and its text;
-/// the tokenizer, with a cache of words for each thread; a bit for each token of a shard in which not all count. Cost:
-/// one pass; reading and unpacking is one thread's.
+/// Memory: about 1 MB for each block under way, of which there are twice as many as threads; what long JSON lines need
+/// one at a time (about 10 times their bytes); the tokenizer, with a cache of words for each thread; a bit for each
+/// token of a shard in which not all count. Cost: one pass; reading and unpacking is one thread's.
 ///
 /// Errors: InputError naming the file (and line) for input that cannot be read, files without any token, an output
 /// folder that has other content or an input in it; Error for a full disk.
