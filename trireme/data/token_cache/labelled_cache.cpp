@@ -1,10 +1,12 @@
 #include <trireme/data/token_cache/labelled_cache.h>
 
 #include <trireme/base/error.h>
+#include <trireme/data/mapped_tokens.h>
 #include <trireme/data/token_files/token_files.h>
 #include <trireme/data/tokenize/shard_writer.h>
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 
 namespace trireme::data {
@@ -24,11 +26,15 @@ TokenCache::Key key_of(const LabelledFiles& files) {
 
 // The numbers of shards, and where their documents end.
 void read_shards(const std::vector<fs::path>& shards, std::vector<int32_t>& numbers, std::vector<int64_t>* ends) {
+  std::vector<int64_t> piece(1 << 12);
   for (const TokenFile& file : open_token_files(shards, 0)) {
+    const MappedTokens tokens(file, 0, 0, 0);
     const auto before = std::ssize(numbers);
-    const unsigned char* at = file.map->bytes().data() + file.begin;
-    for (int64_t i = 0; i < file.num_tokens; ++i, at += file.token_bytes) {
-      numbers.push_back(at[0] | at[1] << 8 | (file.token_bytes == 4 ? at[2] << 16 | at[3] << 24 : 0));
+    for (int64_t at = 0; at < tokens.num_tokens(); at += std::ssize(piece)) {
+      const auto count = static_cast<size_t>(std::min(std::ssize(piece), tokens.num_tokens() - at));
+      tokens.read(at, std::span(piece).first(count));
+      std::transform(piece.begin(), piece.begin() + static_cast<std::ptrdiff_t>(count), std::back_inserter(numbers),
+                     [](int64_t number) { return static_cast<int32_t>(number); });
     }
     for (int64_t i = 0; ends != nullptr && i < file.num_documents; ++i) {
       if (const int64_t start = before + file.document_start(i); start > 0) {
