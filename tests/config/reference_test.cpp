@@ -124,7 +124,8 @@ std::vector<JsonNode> all_forms() {
   add(R"({"type": "bert", "head": "classes"})", R"({"type": "labelled_text", "train": "a"})", "Adam", R"("WarmupLR")");
   add(R"({"type": "alexnet"})", R"({"type": "images", "train": "a", "train_labels": "b"})", "SGD", R"("WarmupLR")");
   add(gpt, R"({"type": "tokens", "train": "a"})", "Adam", R"("LRRangeTest")");
-  for (const char* type : {"text", "tokens"}) {
+  add(gpt, R"({"type": "jsonl", "train": "a"})", "Adam", R"("WarmupLR")");
+  for (const char* type : {"text", "tokens", "jsonl"}) {
     add(gpt, concat(R"({"type": "mixture", "sets": {"weight": 1, "data": {"train": "a", "type": ")", type, R"("}}})"),
         "Adam", R"("WarmupLR")");
   }

@@ -223,7 +223,7 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"model", R"({"type": "gpt", "init_from": "nothing"})", {"model.init_from: there is no file", "nothing"}},
       {"model",
        R"({"type": "cnn"})",
-       {"model.type: a cnn with data of type tokens, text or mixture: it learns from images (data.type at ",
+       {"model.type: a cnn with data of type tokens, text, jsonl or mixture: it learns from images (data.type at ",
         "Use data of type \"images\""}},
       {"model", "\"gpt\"", {"model: must be an object, found a string"}},
       {"data",

@@ -40,7 +40,8 @@ bool is_data(const Setting& s, data::DataOptions::Kind kind) {
 
 bool is_windows(const Setting& s) {
   using Kind = data::DataOptions::Kind;
-  return is_data(s, Kind::tokens) || is_data(s, Kind::text) || is_data(s, Kind::mixture);
+  return is_data(s, Kind::tokens) || is_data(s, Kind::text) || is_data(s, Kind::json_lines) ||
+         is_data(s, Kind::mixture);
 }
 
 bool is_bert(const Setting& s, models::BertOptions::Head head) {
@@ -268,7 +269,7 @@ constexpr Feature kNoContextType{"a model type of a program without ModelType::c
                                  [](const Setting& s) { return lacks(s, &ModelTraits::context); }, type_of_program};
 constexpr Feature kImages{"data of type images", "data.type",
                           [](const Setting& s) { return is_data(s, data::DataOptions::Kind::images); }};
-constexpr Feature kTokens{"data of type tokens, text or mixture", "data.type", is_windows};
+constexpr Feature kTokens{"data of type tokens, text, jsonl or mixture", "data.type", is_windows};
 constexpr Feature kPack{"packed documents", "data.pack",
                         [](const Setting& s) { return s.run != nullptr && s.run->data.pack; }};
 constexpr Feature kLabelled{"data of type labelled_text", "data.type",

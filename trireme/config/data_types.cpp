@@ -78,6 +78,30 @@ void read_text(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   read_tokenizer(section, values, paths, run);
 }
 
+// A file has a slash or the ending of templates in its name; the tokenizer's folder has the others, by name.
+void read_chat_template(const JsonNode& section, const RunPaths& paths, data::DataOptions& out) {
+  const JsonNode* const node = section.find("chat_template");
+  if (node == nullptr || node->is_null()) {
+    return;
+  }
+  const std::string& text = node->as_string();
+  const bool is_file = text.find('/') != std::string::npos || text.ends_with(".jinja") || text.empty();
+  out.chat_template = is_file ? paths.one(*node, text).string() : text;
+  out.chat_template_place = concat(node->where(), ": ", node->path());
+}
+
+void read_json_lines(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
+  const Values values(&section, "data", "jsonl");
+  run.data.kind = DataKind::json_lines;
+  read_files(section, values, paths, run.data);
+  run.data.loss_on =
+      lower(values.get<std::string>("loss_on", "response")) == "all" ? data::LossOn::all : data::LossOn::response;
+  read_chat_template(section, paths, run.data);
+  run.data.pack = values.get("pack", run.data.pack);
+  run.data.tokenizer = values.get<std::string>("tokenizer", kBytes);
+  read_tokenizer(section, values, paths, run);
+}
+
 void read_labelled_text(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   const Values values(&section, "data", "labelled_text");
   run.data.kind = DataKind::labelled_text;
@@ -121,8 +145,10 @@ data::MixtureSet read_set(const JsonNode& set, const RunPaths& paths, RunConfig&
   const JsonNode& section = *set.find("data");
   RunConfig own;
   own.model = run.model;
-  lower(section.find("type")->as_string()) == "text" ? read_text(section, paths, own)
-                                                     : read_tokens(section, paths, own);
+  const std::string type = lower(section.find("type")->as_string());
+  type == "text"    ? read_text(section, paths, own)
+  : type == "jsonl" ? read_json_lines(section, paths, own)
+                    : read_tokens(section, paths, own);
   if (own.data.token_bytes == 3) {
     section.find("token_bytes")->fail("tokens have 2 or 4 bytes", "Set one of these, or leave it out.");
   }
@@ -176,6 +202,19 @@ ordered_json write_text(const RunConfig& run) {
   return out;
 }
 
+void write_lines_keys(const data::DataOptions& data, ordered_json& out) {
+  out["loss_on"] = data.loss_on == data::LossOn::all ? "all" : "response";
+  out["chat_template"] = path_or_null(data.chat_template);
+}
+
+ordered_json write_json_lines(const RunConfig& run) {
+  ordered_json out = write_files("jsonl", run.data);
+  write_lines_keys(run.data, out);
+  out["pack"] = run.data.pack;
+  write_order(run.data, out);
+  return out;
+}
+
 ordered_json write_labelled_text(const RunConfig& run) {
   ordered_json out = write_files("labelled_text", run.data);
   write_order(run.data, out);
@@ -184,9 +223,12 @@ ordered_json write_labelled_text(const RunConfig& run) {
 
 ordered_json write_set(const data::MixtureSet& set) {
   const data::DataOptions& data = *set.data;
-  ordered_json out = write_files(data.kind == DataKind::text ? "text" : "tokens", data);
+  const bool is_lines = data.kind == DataKind::json_lines;
+  ordered_json out = write_files(is_lines ? "jsonl" : data.kind == DataKind::text ? "text" : "tokens", data);
   if (data.kind == DataKind::text) {
     out["validation_fraction"] = data.validation_fraction;
+  } else if (is_lines) {
+    write_lines_keys(data, out);
   } else {
     out["token_bytes"] = data.token_bytes == 0 ? ordered_json(nullptr) : ordered_json(data.token_bytes);
   }
@@ -218,6 +260,10 @@ RunType tokens_type() {
 
 RunType text_type() {
   return {"text", read_text, write_text};
+}
+
+RunType json_lines_type() {
+  return {"jsonl", read_json_lines, write_json_lines};
 }
 
 RunType labelled_text_type() {

@@ -75,7 +75,8 @@ void apply_model_from(JsonNode& root, const RunPaths& paths) {
   if (data == nullptr || !data->is_object() || data->find("tokenizer") != nullptr) {
     return;
   }
-  const bool is_text = has_text(data->find("type"), "text") || has_text(data->find("type"), "labelled_text");
+  const bool is_text = has_text(data->find("type"), "text") || has_text(data->find("type"), "jsonl") ||
+                       has_text(data->find("type"), "labelled_text");
   if (!is_text && !has_text(data->find("type"), "tokens") && !has_text(data->find("type"), "mixture")) {
     return;
   }

@@ -128,20 +128,32 @@ const Key kTextFiles = {"train", H, "paths", "required", "Text files in UTF-8, p
 const Key kTextFraction = {"validation_fraction", H, "real 0..<1", "0", "Without validation files: the last share of the text that is kept for the evaluations."};
 const Key kValidation = {"validation", H, "paths", "null", "The same for the evaluations."};
 
-const Key kDataType = {"type", H, "text", "required", "\"tokens\", \"text\", \"labelled_text\", \"images\" or \"mixture\"."};
+const Key kSetType = {"type", H, "text", "required", "\"tokens\", \"text\" or \"jsonl\"."};
+const Key kPackDocuments = {"pack", H, "bool", "false", "Keep the documents in a sample apart: no attention across them, positions that count from 0 in each, and no prediction of the next one's first token. Not for raw files of tokens."};
+const Key kLineFiles = {"train", H, "paths", "required", "Files of JSON lines in UTF-8, plain or compressed (.gz): each line has text, messages, or prompt and response."};
+const Key kLossOn = {"loss_on", H, "word response|all", "\"response\"", "What counts in the loss of prompts and conversations: what the model should say, or all tokens."};
+const Key kChatTemplate = {"chat_template", H, "text", "null", "The template of conversations: a file (.jinja, or with a slash in its path), or the name of one in the tokenizer's folder. Without it the default one of that folder."};
+const Key kDataType = {"type", H, "text", "required", "\"tokens\", \"text\", \"jsonl\", \"labelled_text\", \"images\" or \"mixture\"."};
 
 std::vector<Section> data() {
   return {
     {"data", "tokens", "Tokens, ready made.", false, {
       kDataType,
       kTokenFiles, kValidation, kTokenBytes,
-      {"pack", H, "bool", "false", "Keep the documents in a sample apart: no attention across them, positions that count from 0 in each, and no prediction of the next one's first token. Token shards and Megatron's files only."},
+      kPackDocuments,
       {"tokenizer", H, "path", "null", "How these tokens become text, for samples; without it that of the first folder of shards: \"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
       kSequence, kShuffle, kPrefetch,
     }},
     {"data", "text", "Text files.", false, {
       kDataType,
       kTextFiles, kValidation, kTextFraction,
+      {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
+      kSequence, kShuffle, kPrefetch,
+    }},
+    {"data", "jsonl", "Texts, conversations, and prompts with their responses in JSON lines: docs/data.md.", false, {
+      kDataType,
+      kLineFiles, kValidation, kLossOn, kChatTemplate,
+      kPackDocuments,
       {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, a folder with one or with vocab.json and merges.txt, or these two: \"VOCAB.json,MERGES.txt\"."},
       kSequence, kShuffle, kPrefetch,
     }},
@@ -176,12 +188,16 @@ std::vector<Section> data() {
       {"weight", H, "real > 0", "required", "The set's share of all samples is its weight divided by the sum of all. A set that has been read to its end begins again."},
     }},
     {"data.sets.data", "tokens", "Tokens in a mixture.", false, {
-      {"type", H, "text", "required", "\"tokens\" or \"text\"."},
+      kSetType,
       kTokenFiles, kValidation, kTokenBytes,
     }},
     {"data.sets.data", "text", "Text files in a mixture.", false, {
-      {"type", H, "text", "required", "\"tokens\" or \"text\"."},
+      kSetType,
       kTextFiles, kValidation, kTextFraction,
+    }},
+    {"data.sets.data", "jsonl", "JSON lines in a mixture.", false, {
+      kSetType,
+      kLineFiles, kValidation, kLossOn, kChatTemplate,
     }},
   };
 }

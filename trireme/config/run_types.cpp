@@ -31,8 +31,9 @@ const RunType& RunTypes::data_set(const std::string& name) const {
 }
 
 const RunTypes& built_in_types() {
-  static const RunTypes types{{gpt_type(), llama_type(), bert_type(), cnn_type(), alexnet_type()},
-                              {tokens_type(), text_type(), labelled_text_type(), images_type(), mixture_type()}};
+  static const RunTypes types{
+      {gpt_type(), llama_type(), bert_type(), cnn_type(), alexnet_type()},
+      {tokens_type(), text_type(), json_lines_type(), labelled_text_type(), images_type(), mixture_type()}};
   return types;
 }
 

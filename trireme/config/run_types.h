@@ -43,6 +43,7 @@ RunType cnn_type();
 RunType alexnet_type();
 RunType tokens_type();
 RunType text_type();
+RunType json_lines_type();
 RunType labelled_text_type();
 RunType images_type();
 RunType mixture_type();

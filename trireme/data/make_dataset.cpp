@@ -2,13 +2,16 @@
 
 #include <trireme/base/cores.h>
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/data/idx_images.h>
+#include <trireme/data/json_lines.h>
 #include <trireme/data/labelled_text.h>
 #include <trireme/data/lazy_tokenizer.h>
 #include <trireme/data/masked_tokens.h>
 #include <trireme/data/mixture.h>
 #include <trireme/data/text.h>
+#include <trireme/data/token_cache/lines_cache.h>
 #include <trireme/data/token_cache/text_cache.h>
 #include <trireme/data/token_files/file_map.h>
 #include <trireme/data/token_files/shard_format.h>
@@ -123,25 +126,26 @@ Texts tokenize_texts(const DataOptions& options, const Tokenizer& tokenizer) {
           held_out.empty() ? nullptr : encode(held_out, held_out_name(options))};
 }
 
-// The tokenizer of cached tokens, whose shards have the size of its vocabulary.
-std::shared_ptr<const Tokenizer> tokenizer_of(const CachedText& cached, const DataOptions& options) {
-  const fs::path& shard = cached.train.shards.front();
+// Cached tokens do without a tokenizer until it is used: their shards have the size of its vocabulary.
+std::shared_ptr<const Tokenizer> tokenizer_of(const DataOptions& options, const std::optional<CachedText>& cached) {
+  if (!cached || tokenizer_name(options) == "bytes") {
+    return open_tokenizer(tokenizer_name(options), options.vocab_size);
+  }
+  const fs::path& shard = cached->train.shards.front();
   const ShardHeader header = read_shard_header(FileMap(shard).bytes(), shard);
   const auto tokenizer = std::make_shared<LazyTokenizer>(options.tokenizer, header.vocab_size, header.tokenizer_hash);
   check_vocabulary(*tokenizer, options.vocab_size);
   return tokenizer;
 }
 
-// `tokenizer`: if it is opened already. Cached tokens do without one until it is used.
+// `tokenizer`: null if it is not open yet.
 Datasets open_text(const DataOptions& options, const fs::path& token_cache,
                    std::shared_ptr<const Tokenizer> tokenizer = nullptr) {
   Datasets result;
   result.tokenizer = std::move(tokenizer);
   const auto cached = token_cache.empty() ? std::nullopt : find_text(TokenCache(token_cache), texts_of(options));
   if (result.tokenizer == nullptr) {
-    const bool is_file = tokenizer_name(options) != "bytes";
-    result.tokenizer = cached && is_file ? tokenizer_of(*cached, options)
-                                         : open_tokenizer(tokenizer_name(options), options.vocab_size);
+    result.tokenizer = tokenizer_of(options, cached);
   }
   const auto [train, validation] = cached ? map_texts(*cached, options) : tokenize_texts(options, *result.tokenizer);
   const auto scored = validation == nullptr ? train : validation;
@@ -149,6 +153,40 @@ Datasets open_text(const DataOptions& options, const fs::path& token_cache,
   result.validation = validation;
   result.bytes_per_token = scored->bytes_per_token();
   result.unigram_entropy_per_byte = scored->unigram_entropy_per_byte(*train);
+  return result;
+}
+
+LineFiles lines_of(const DataOptions& options) {
+  return {options.train,   options.validation,    tokenizer_name(options),
+          options.loss_on, options.chat_template, options.chat_template_place};
+}
+
+CachedText make_lines(const DataOptions& options, const fs::path& folder, const MakeTokenizer& tokenizer) {
+  return find_or_make_lines(TokenCache(folder), lines_of(options), tokenizer, usable_cores());
+}
+
+// Without a cache the shards have a folder of their own, which is removed when they are mapped.
+Datasets open_lines(const DataOptions& options, const fs::path& token_cache,
+                    std::shared_ptr<const Tokenizer> tokenizer = nullptr) {
+  Datasets result;
+  result.tokenizer = std::move(tokenizer);
+  auto cached = token_cache.empty() ? std::nullopt : find_lines(TokenCache(token_cache), lines_of(options));
+  if (result.tokenizer == nullptr) {
+    result.tokenizer = tokenizer_of(options, cached);
+  }
+  std::optional<ScratchFolder> own;
+  if (!cached) {
+    own.emplace(make_scratch_folder("trireme-tokens"));
+    log::debug("tokenizing ", source_name(options.train), " into ", own->path.string());
+    cached = make_lines(options, own->path, [&] { return result.tokenizer; });
+  }
+  const int64_t vocab_size = options.vocab_size > 0 ? options.vocab_size : result.tokenizer->vocab_size();
+  const auto map = [&](const CachedText::Split& split, const std::vector<fs::path>& files) {
+    return std::make_shared<JsonLines>(split, cached->in_use, options.sequence_length, vocab_size, options.pack,
+                                       source_name(files));
+  };
+  result.train = map(cached->train, options.train);
+  result.validation = cached->validation ? map(*cached->validation, options.validation) : nullptr;
   return result;
 }
 
@@ -232,9 +270,10 @@ Datasets open_mixture(const DataOptions& options, Share checked, const fs::path&
     DataOptions own = *set.data;
     own.sequence_length = options.sequence_length;
     own.vocab_size = options.vocab_size == 0 && result.tokenizer ? result.tokenizer->vocab_size() : options.vocab_size;
-    own.tokenizer = own.kind == DataOptions::Kind::text ? options.tokenizer : "";
-    sets.push_back(own.kind == DataOptions::Kind::text ? open_text(own, token_cache, result.tokenizer)
-                                                       : open_tokens(own, checked));
+    own.tokenizer = own.kind == DataOptions::Kind::tokens ? "" : options.tokenizer;
+    sets.push_back(own.kind == DataOptions::Kind::text         ? open_text(own, token_cache, result.tokenizer)
+                   : own.kind == DataOptions::Kind::json_lines ? open_lines(own, token_cache, result.tokenizer)
+                                                               : open_tokens(own, checked));
     const Datasets& opened = sets.back();
     check_tokenizer_of_mixture(set, *opened.train, options.tokenizer, hash);
     trained.push_back({opened.train, set.weight, source_name(own.train)});
@@ -316,6 +355,8 @@ Datasets open_all(const DataOptions& options, Share checked, const fs::path& tok
       return masked_if_asked(open_tokens(options, checked, hash));
     case Kind::text:
       return masked_if_asked(open_text(options, token_cache));
+    case Kind::json_lines:
+      return masked_if_asked(open_lines(options, token_cache));
     case Kind::mixture:
       return masked_if_asked(open_mixture(options, checked, token_cache, hash));
     case Kind::labelled_text:
@@ -331,34 +372,41 @@ Datasets open_all(const DataOptions& options, Share checked, const fs::path& tok
 } // namespace
 
 bool has_texts(const DataOptions& options) {
-  return options.kind == DataOptions::Kind::text || options.kind == DataOptions::Kind::labelled_text ||
+  using Kind = DataOptions::Kind;
+  return options.kind == Kind::text || options.kind == Kind::json_lines || options.kind == Kind::labelled_text ||
          std::ranges::any_of(options.sets, [](const MixtureSet& set) { return has_texts(*set.data); });
 }
 
 void prepare_tokens(const DataOptions& options, const fs::path& token_cache) {
+  using Kind = DataOptions::Kind;
   for (const MixtureSet& set : options.sets) {
     DataOptions own = *set.data;
     own.tokenizer = options.tokenizer;
     own.vocab_size = options.vocab_size;
     prepare_tokens(own, token_cache);
   }
-  const bool labelled = options.kind == DataOptions::Kind::labelled_text;
-  if ((!labelled && options.kind != DataOptions::Kind::text) || options.train.empty()) {
+  if (options.kind == Kind::mixture || !has_texts(options) || options.train.empty()) {
     return;
   }
   const auto tokenizer = [&] { return open_tokenizer(tokenizer_name(options), options.vocab_size); };
   try {
-    if (labelled) {
+    if (options.kind == Kind::labelled_text) {
       const auto opened = tokenizer();
       find_or_make_labelled(TokenCache(token_cache), labelled_files_of(options), opened->vocab_size(),
                             [&] { return encode_labelled(options, *opened); });
-      return;
+    } else if (options.kind == Kind::json_lines) {
+      make_lines(options, token_cache, tokenizer);
+    } else {
+      find_or_make_text(TokenCache(token_cache), texts_of(options), tokenizer, usable_cores());
     }
-    find_or_make_text(TokenCache(token_cache), texts_of(options), tokenizer, usable_cores());
   } catch (const InputError& error) { // make_datasets() finds the same, or encodes the text in one piece
+    if (options.kind == Kind::json_lines) {
+      throw;
+    }
     log::debug("the text is not tokenized into ", token_cache.string(), ": ", error.what());
   } catch (const Error& error) {
-    log::warning("each rank tokenizes ", source_name(options.train), " in memory: ", error.what());
+    log::warning("each rank tokenizes ", source_name(options.train),
+                 options.kind == Kind::json_lines ? " for itself: " : " in memory: ", error.what());
   }
 }
 

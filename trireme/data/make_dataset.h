@@ -42,7 +42,8 @@ bool has_texts(const DataOptions& options);
 
 /// Tokenizes the texts of the options into the folder `token_cache` (token_cache/token_cache.h), unless their tokens
 /// are there: what one rank of each host does before make_datasets(). Where that is impossible, as in a folder that
-/// cannot be written, make_datasets() tokenizes in memory, and this logs a warning unless that will throw.
+/// cannot be written, make_datasets() tokenizes in memory, and this logs a warning unless that will throw. JSON lines
+/// are then tokenized in the folder of temporary files. Errors: InputError for JSON lines that cannot be read.
 void prepare_tokens(const DataOptions& options, const std::filesystem::path& token_cache);
 
 /// Opens the files of both splits. Text is mapped from `token_cache`, if it is there, else read and tokenized once;

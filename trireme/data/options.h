@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/data/loss_on.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -13,7 +15,7 @@ struct DataOptions;
 
 /// One set of a mixture.
 struct MixtureSet {
-  /// tokens or text; tokenizer, sequence_length, mask and order are the mixture's.
+  /// tokens, text or json_lines; tokenizer, sequence_length, mask and order are the mixture's.
   std::shared_ptr<const DataOptions> data = nullptr;
   /// Above 0; the set's share of all samples is weight / sum of weights.
   double weight = 1;
@@ -23,10 +25,11 @@ struct MixtureSet {
 
 /// The data of a run: files, their samples, and the order of these.
 struct DataOptions {
-  /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; labelled_text:
-  /// texts with a label each, in JSON lines; images: IDX (MNIST) files; mixture: samples of several sets in fixed
-  /// shares; of_program: samples that a program makes, only their order is here.
-  enum class Kind { tokens, text, labelled_text, images, mixture, of_program };
+  /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; json_lines: lines
+  /// with a text, a prompt or a conversation; labelled_text: lines with a text and a label; images: IDX (MNIST) files;
+  /// mixture: samples of several sets in fixed shares; of_program: samples that a program makes, only their order is
+  /// here.
+  enum class Kind { tokens, text, json_lines, labelled_text, images, mixture, of_program };
   Kind kind = Kind::text;
 
   /// Several files are concatenated.
@@ -34,7 +37,7 @@ struct DataOptions {
   /// Empty: no validation data, or for text the last `validation_fraction` of `train`.
   std::vector<std::filesystem::path> validation{};
 
-  // tokens, text, labelled_text
+  // tokens, text, json_lines, labelled_text
   /// Tokens of one input; a sample reads one more for the last target.
   int64_t sequence_length = 128;
   /// Tokens >= this value are refused; 0: the tokenizer's size, if there is one. A tokenizer must not be
@@ -44,15 +47,16 @@ struct DataOptions {
   // tokens
   /// Bytes of a token: 2 or 4. 0: 2, and what does not look so is refused (tokens.h).
   int64_t token_bytes = 0;
+  // tokens, json_lines
   /// Samples tell apart the documents in them (TokensDataset).
   bool pack = false;
 
-  // tokens, text, labelled_text
+  // tokens, text, json_lines, labelled_text
   /// "bytes", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt; see tokenizer.h.
-  /// Empty: "bytes" for text, none for tokens, which need one only to be converted to text.
+  /// Empty: "bytes" for text and lines, none for tokens, which need one only to be converted to text.
   std::string tokenizer{};
 
-  // tokens, text, for a model that predicts masked tokens (masked_tokens.h)
+  // tokens, text, json_lines, for a model that predicts masked tokens (masked_tokens.h)
   /// Share of the tokens of each sample that are predicted; 0: the next token is.
   double mask_fraction = 0;
   /// The token that replaces most of them; -1: the tokenizer's "[MASK]" or "<mask>", for "bytes" 256.
@@ -61,6 +65,14 @@ struct DataOptions {
   // text
   /// Share of the text's bytes, in [0, 1), kept for validation when `validation` is empty.
   double validation_fraction = 0;
+
+  // json_lines
+  /// Which tokens of prompts and conversations count in the loss.
+  LossOn loss_on = LossOn::response;
+  /// A file, or the name of a template in the tokenizer's folder; empty: that folder's default one.
+  std::string chat_template{};
+  /// For messages: "run.json:7:5: data.chat_template".
+  std::string chat_template_place{};
 
   // images
   /// One file of labels for each file of images, in the same order.

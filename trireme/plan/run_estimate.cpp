@@ -268,7 +268,8 @@ bool can_describe(const RunConfig& run) {
 
 std::string note_on_absent_data(const RunConfig& run) {
   using Kind = data::DataOptions::Kind;
-  if (run.data.kind == Kind::tokens || run.data.kind == Kind::text || run.data.kind == Kind::mixture) {
+  if (run.data.kind == Kind::tokens || run.data.kind == Kind::text || run.data.kind == Kind::json_lines ||
+      run.data.kind == Kind::mixture) {
     // Mapped files do not count.
     return "";
   }

@@ -14,8 +14,6 @@ namespace fs = std::filesystem;
 
 // Another tokenization of the same files by a later version of this program must not be taken for this one.
 constexpr const char* kTextRules = "texts 1";
-constexpr const char* kTrain = "train";
-constexpr const char* kValidation = "validation";
 
 uint64_t bytes_of(const std::vector<fs::path>& files) {
   TextStream stream(files);
@@ -72,18 +70,6 @@ TokenCache::Key key_of(const TextFiles& texts) {
   return {concat(kTextRules, ' ', texts.train.size(), ' ', fraction), texts.tokenizer, std::move(files)};
 }
 
-CachedText text_of(const CachedTokens& found) {
-  const auto split_of = [&](const char* name) {
-    const CacheEntry::Split& split = found.entry.splits.at(name);
-    return CachedText::Split{found.shards_of(name), split.tokens(), split.bytes};
-  };
-  CachedText text{split_of(kTrain), std::nullopt, found.in_use};
-  if (found.entry.splits.contains(kValidation)) {
-    text.validation = split_of(kValidation);
-  }
-  return text;
-}
-
 void write_texts(const TextFiles& texts, const tokenizer::Tokenizer& tokenizer, uint64_t tokenizer_hash, int threads,
                  const fs::path& folder, CacheEntry& entry) {
   const double fraction = texts.validation_fraction;
@@ -96,30 +82,42 @@ void write_texts(const TextFiles& texts, const tokenizer::Tokenizer& tokenizer, 
     end = bytes - static_cast<uint64_t>(static_cast<double>(bytes) * fraction);
   }
   TextStream train(texts.train);
-  auto written = SplitWriter(folder / kTrain, tokenizer, tokenizer_hash).write(train, end, threads);
+  auto written = SplitWriter(folder / CachedText::kTrain, tokenizer, tokenizer_hash).write(train, end, threads);
   if (!written) {
     throw InputError("data", "there is no text");
   }
-  entry.splits[kTrain] = *std::move(written);
+  entry.splits[CachedText::kTrain] = *std::move(written);
   TextStream separate(texts.validation);
-  written = SplitWriter(folder / kValidation, tokenizer, tokenizer_hash)
+  written = SplitWriter(folder / CachedText::kValidation, tokenizer, tokenizer_hash)
                 .write(texts.validation.empty() ? train : separate, TextStream::kToTheEnd, threads);
   if (written) {
-    entry.splits[kValidation] = *std::move(written);
+    entry.splits[CachedText::kValidation] = *std::move(written);
   }
 }
 
 } // namespace
 
+CachedText CachedText::of(const CachedTokens& found) {
+  const auto split_of = [&](const char* name) {
+    const CacheEntry::Split& split = found.entry.splits.at(name);
+    return CachedText::Split{found.shards_of(name), split.tokens(), split.bytes};
+  };
+  CachedText text{split_of(kTrain), std::nullopt, found.in_use};
+  if (found.entry.splits.contains(kValidation)) {
+    text.validation = split_of(kValidation);
+  }
+  return text;
+}
+
 std::optional<CachedText> find_text(const TokenCache& cache, const TextFiles& texts) {
   const auto found = cache.find(key_of(texts));
-  return found ? std::optional(text_of(*found)) : std::nullopt;
+  return found ? std::optional(CachedText::of(*found)) : std::nullopt;
 }
 
 CachedText find_or_make_text(const TokenCache& cache, const TextFiles& texts, const MakeTokenizer& tokenizer,
                              int threads) {
   const TokenCache::Key key = key_of(texts);
-  return text_of(cache.find_or_make(key, [&](const fs::path& folder, CacheEntry& entry) {
+  return CachedText::of(cache.find_or_make(key, [&](const fs::path& folder, CacheEntry& entry) {
     write_texts(texts, *tokenizer(), key.tokenizer_hash, threads, folder, entry);
   }));
 }

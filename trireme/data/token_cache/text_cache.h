@@ -30,12 +30,17 @@ struct CachedText {
   struct Split {
     std::vector<std::filesystem::path> shards;
     int64_t tokens = 0;
-    TextBytes bytes;
+    TextBytes bytes; ///< zeros for JSON lines
   };
   Split train;
   std::optional<Split> validation;
   /// CachedTokens::in_use.
   std::shared_ptr<const Descriptor> in_use;
+
+  /// An entry whose splits have these names.
+  static constexpr const char* kTrain = "train";
+  static constexpr const char* kValidation = "validation";
+  static CachedText of(const CachedTokens& found);
 };
 
 /// TokenCache::find() and find_or_make() for texts. Both texts are encoded as TextDataset does it, each in one piece,
