@@ -1,6 +1,6 @@
 #include <trireme/base/error.h>
+#include <trireme/config/fields.h>
 #include <trireme/config/image_checks.h>
-#include <trireme/config/key_check.h>
 #include <trireme/config/places.h>
 #include <trireme/config/run_types.h>
 
@@ -9,28 +9,29 @@ namespace {
 
 using nlohmann::ordered_json;
 
+void fields(const auto& each, models::AlexNetOptions& alexnet) {
+  each("channels", alexnet.channels);
+  each("classes", alexnet.classes);
+  each("resize", alexnet.resize);
+  each("hidden", alexnet.hidden);
+  each("dropout", alexnet.dropout);
+}
+
 void read_alexnet(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   run.model.kind = ModelConfig::Kind::alexnet;
   run.model.traits = {.layers = true, .only_layers = true};
   const Values values(&section, "model", "alexnet");
   models::AlexNetOptions& alexnet = run.model.alexnet;
-  alexnet.channels = values.get("channels", alexnet.channels);
-  alexnet.classes = values.get("classes", alexnet.classes);
-  alexnet.resize = values.get("resize", alexnet.resize);
-  alexnet.hidden = values.get("hidden", alexnet.hidden);
-  alexnet.dropout = values.get("dropout", alexnet.dropout);
+  fields(ReadFields(values), alexnet);
   alexnet.init_from = paths.one(section, "init_from");
 }
 
 ordered_json write_alexnet(const RunConfig& run) {
-  const models::AlexNetOptions& alexnet = run.model.alexnet;
-  return {{"type", "alexnet"},
-          {"channels", alexnet.channels},
-          {"classes", alexnet.classes},
-          {"resize", alexnet.resize},
-          {"hidden", alexnet.hidden},
-          {"dropout", alexnet.dropout},
-          {"init_from", path_or_null(alexnet.init_from)}};
+  models::AlexNetOptions alexnet = run.model.alexnet;
+  ordered_json out = {{"type", "alexnet"}};
+  fields(WriteFields(out), alexnet);
+  out["init_from"] = path_or_null(alexnet.init_from);
+  return out;
 }
 
 void check_alexnet(const JsonNode& root, RunConfig& run) {

@@ -1,6 +1,6 @@
 #include <trireme/base/error.h>
+#include <trireme/config/fields.h>
 #include <trireme/config/huggingface_folder.h>
-#include <trireme/config/key_check.h>
 #include <trireme/config/language_checks.h>
 #include <trireme/config/places.h>
 #include <trireme/config/run_types.h>
@@ -12,6 +12,18 @@ using nlohmann::ordered_json;
 using Head = models::BertOptions::Head;
 
 constexpr double kMaskFraction = 0.15;
+
+void fields(const auto& each, models::BertOptions& bert) {
+  each("layers", bert.layers);
+  each("hidden", bert.hidden);
+  each("heads", bert.heads);
+  each.or_null("intermediate", bert.intermediate);
+  each("sequence_length", bert.sequence_length);
+  each.or_null("vocab_size", bert.vocab_size);
+  each("segments", bert.segments);
+  each("dropout", bert.dropout);
+  each("layer_norm_eps", bert.layer_norm_eps);
+}
 
 const char* name_of(Head head) {
   return head == Head::classes ? "classes" : "masked_lm";
@@ -46,15 +58,7 @@ void read_bert(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   if (const auto from = read_from(section, paths, run)) {
     bert = from->bert;
   }
-  bert.layers = values.get("layers", bert.layers);
-  bert.hidden = values.get("hidden", bert.hidden);
-  bert.heads = values.get("heads", bert.heads);
-  bert.intermediate = values.get("intermediate", bert.intermediate);
-  bert.sequence_length = values.get("sequence_length", bert.sequence_length);
-  bert.vocab_size = values.get("vocab_size", bert.vocab_size);
-  bert.segments = values.get("segments", bert.segments);
-  bert.dropout = values.get("dropout", bert.dropout);
-  bert.layer_norm_eps = values.get("layer_norm_eps", bert.layer_norm_eps);
+  fields(ReadFields(values), bert);
   read_head(values, run);
   if (values.find("init_from") != nullptr) {
     bert.init_from = paths.one(section, "init_from");
@@ -62,24 +66,17 @@ void read_bert(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
 }
 
 ordered_json write_bert(const RunConfig& run) {
-  const models::BertOptions& bert = run.model.bert;
+  models::BertOptions bert = run.model.bert;
   const bool masked = bert.head == Head::masked_lm;
   const auto where = [](bool is_used, const ordered_json& value) { return is_used ? value : ordered_json(nullptr); };
-  return {{"type", "bert"},
-          {"layers", bert.layers},
-          {"hidden", bert.hidden},
-          {"heads", bert.heads},
-          {"intermediate", where(bert.intermediate > 0, bert.intermediate)},
-          {"sequence_length", bert.sequence_length},
-          {"vocab_size", where(bert.vocab_size > 0, bert.vocab_size)},
-          {"segments", bert.segments},
-          {"dropout", bert.dropout},
-          {"layer_norm_eps", bert.layer_norm_eps},
-          {"head", name_of(bert.head)},
-          {"classes", where(!masked, bert.classes)},
-          {"mask_fraction", where(masked, run.data.mask_fraction)},
-          {"mask_token", where(run.data.mask_token >= 0, run.data.mask_token)},
-          {"init_from", path_or_null(bert.init_from)}};
+  ordered_json out = {{"type", "bert"}};
+  fields(WriteFields(out), bert);
+  out.update({{"head", name_of(bert.head)},
+              {"classes", where(!masked, bert.classes)},
+              {"mask_fraction", where(masked, run.data.mask_fraction)},
+              {"mask_token", where(run.data.mask_token >= 0, run.data.mask_token)},
+              {"init_from", path_or_null(bert.init_from)}});
+  return out;
 }
 
 void check_bert(const JsonNode& root, RunConfig& run) {

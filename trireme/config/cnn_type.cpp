@@ -1,6 +1,6 @@
 #include <trireme/base/error.h>
+#include <trireme/config/fields.h>
 #include <trireme/config/image_checks.h>
-#include <trireme/config/key_check.h>
 #include <trireme/config/places.h>
 #include <trireme/config/run_types.h>
 
@@ -9,27 +9,28 @@ namespace {
 
 using nlohmann::ordered_json;
 
+void fields(const auto& each, models::CnnOptions& cnn) {
+  each("channels", cnn.channels);
+  each("side", cnn.side);
+  each("classes", cnn.classes);
+  each("width", cnn.width);
+  each("dropout", cnn.dropout);
+}
+
 void read_cnn(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   run.model.kind = ModelConfig::Kind::cnn;
   const Values values(&section, "model", "cnn");
   models::CnnOptions& cnn = run.model.cnn;
-  cnn.channels = values.get("channels", cnn.channels);
-  cnn.side = values.get("side", cnn.side);
-  cnn.classes = values.get("classes", cnn.classes);
-  cnn.width = values.get("width", cnn.width);
-  cnn.dropout = values.get("dropout", cnn.dropout);
+  fields(ReadFields(values), cnn);
   cnn.init_from = paths.one(section, "init_from");
 }
 
 ordered_json write_cnn(const RunConfig& run) {
-  const models::CnnOptions& cnn = run.model.cnn;
-  return {{"type", "cnn"},
-          {"channels", cnn.channels},
-          {"side", cnn.side},
-          {"classes", cnn.classes},
-          {"width", cnn.width},
-          {"dropout", cnn.dropout},
-          {"init_from", path_or_null(cnn.init_from)}};
+  models::CnnOptions cnn = run.model.cnn;
+  ordered_json out = {{"type", "cnn"}};
+  fields(WriteFields(out), cnn);
+  out["init_from"] = path_or_null(cnn.init_from);
+  return out;
 }
 
 void check_cnn(const JsonNode& root, RunConfig& run) {

@@ -1,5 +1,5 @@
+#include <trireme/config/fields.h>
 #include <trireme/config/huggingface_folder.h>
-#include <trireme/config/key_check.h>
 #include <trireme/config/language_checks.h>
 #include <trireme/config/run_types.h>
 
@@ -7,6 +7,16 @@ namespace trireme::config {
 namespace {
 
 using nlohmann::ordered_json;
+
+void fields(const auto& each, models::GptOptions& gpt) {
+  each("layers", gpt.layers);
+  each("hidden", gpt.hidden);
+  each("heads", gpt.heads);
+  each("sequence_length", gpt.sequence_length);
+  each.or_null("vocab_size", gpt.vocab_size);
+  each("tie_embeddings", gpt.tie_embeddings);
+  each("dropout", gpt.dropout);
+}
 
 void read_gpt(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   run.model.kind = ModelConfig::Kind::gpt;
@@ -17,13 +27,7 @@ void read_gpt(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   if (const auto from = read_from(section, paths, run)) {
     gpt = from->gpt;
   }
-  gpt.layers = values.get("layers", gpt.layers);
-  gpt.hidden = values.get("hidden", gpt.hidden);
-  gpt.heads = values.get("heads", gpt.heads);
-  gpt.sequence_length = values.get("sequence_length", gpt.sequence_length);
-  gpt.vocab_size = values.get("vocab_size", gpt.vocab_size);
-  gpt.tie_embeddings = values.get("tie_embeddings", gpt.tie_embeddings);
-  gpt.dropout = values.get("dropout", gpt.dropout);
+  fields(ReadFields(values), gpt);
   if (values.find("init_from") != nullptr) {
     gpt.init_from = paths.one(section, "init_from");
   }
@@ -31,17 +35,11 @@ void read_gpt(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
 }
 
 ordered_json write_gpt(const RunConfig& run) {
-  const models::GptOptions& gpt = run.model.gpt;
-  return {{"type", "gpt"},
-          {"layers", gpt.layers},
-          {"hidden", gpt.hidden},
-          {"heads", gpt.heads},
-          {"sequence_length", gpt.sequence_length},
-          {"vocab_size", gpt.vocab_size == 0 ? ordered_json(nullptr) : ordered_json(gpt.vocab_size)},
-          {"tie_embeddings", gpt.tie_embeddings},
-          {"dropout", gpt.dropout},
-          {"init_from", path_or_null(gpt.init_from)},
-          {"adapter", path_or_null(gpt.lora.init_from)}};
+  models::GptOptions gpt = run.model.gpt;
+  ordered_json out = {{"type", "gpt"}};
+  fields(WriteFields(out), gpt);
+  out.update({{"init_from", path_or_null(gpt.init_from)}, {"adapter", path_or_null(gpt.lora.init_from)}});
+  return out;
 }
 
 } // namespace

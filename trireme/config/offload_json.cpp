@@ -1,6 +1,7 @@
 #include <trireme/config/offload_json.h>
 
 #include <trireme/base/text.h>
+#include <trireme/config/fields.h>
 
 #include <nlohmann/json.hpp>
 
@@ -15,6 +16,36 @@ using offload::Place;
 
 // A buffer is read into and one written from while one is stepped.
 constexpr int64_t kLeastBuffers = 3;
+
+void fields(const auto& each, offload::OptimizerOptions& o) {
+  each("buffer_count", o.buffer_count);
+  each("pin_memory", o.pin_memory);
+  each("pipeline_read", o.pipeline_read);
+  each("pipeline_write", o.pipeline_write);
+  each("fast_init", o.fast_init);
+  each("ratio", o.ratio);
+  each("delayed_update", o.delayed_update);
+}
+
+void fields(const auto& each, offload::ParameterOptions& o) {
+  each("buffer_count", o.buffer_count);
+  each("max_in_cpu", o.max_in_cpu);
+  each("pin_memory", o.pin_memory);
+}
+
+void fields(const auto& each, aio::Options& o) {
+  each("block_size", o.block_size);
+  each("queue_depth", o.queue_depth);
+  each("intra_op_parallelism", o.threads);
+  each("single_submit", o.single_submit);
+  each("overlap_events", o.overlap_events);
+}
+
+template <class Options>
+ordered_json written(Options options, ordered_json out) {
+  fields(WriteFields(out), options);
+  return out;
+}
 
 Place place_of(const Values& section) {
   const auto device = section.get<std::string>("device", "none");
@@ -40,15 +71,13 @@ std::string folder_of(const Values& section, Place place) {
   return folder;
 }
 
-int64_t buffers_of(const Values& section, Place place, int64_t usual) {
-  const int64_t count = section.get("buffer_count", usual);
+void check_buffers(const Values& section, Place place, int64_t count, int64_t usual) {
   if (place == Place::nvme && count < kLeastBuffers) {
     section.find("buffer_count")
         ->fail(concat("one bucket is read and one written while one is used: at least ", kLeastBuffers,
                       " buffers, found ", count),
                concat("Write ", usual, ", or leave it out."));
   }
-  return count;
 }
 
 // Notes keys that only files use if the section asks for memory.
@@ -73,13 +102,8 @@ offload::OptimizerOptions read_optimizer_place(const Values& section, std::vecto
     return out;
   }
   out.nvme_path = folder_of(section, out.place);
-  out.buffer_count = buffers_of(section, out.place, out.buffer_count);
-  out.pin_memory = section.get("pin_memory", out.pin_memory);
-  out.pipeline_read = section.get("pipeline_read", out.pipeline_read);
-  out.pipeline_write = section.get("pipeline_write", out.pipeline_write);
-  out.fast_init = section.get("fast_init", out.fast_init);
-  out.ratio = section.get("ratio", out.ratio);
-  out.delayed_update = section.get("delayed_update", out.delayed_update);
+  fields(ReadFields(section), out);
+  check_buffers(section, out.place, out.buffer_count, offload::OptimizerOptions().buffer_count);
   note_what_files_need(section, out.place,
                        {"nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"}, notes);
   return out;
@@ -92,16 +116,15 @@ offload::ParameterOptions read_parameter_place(const Values& section, std::vecto
     return out;
   }
   out.nvme_path = folder_of(section, out.place);
-  out.buffer_count = buffers_of(section, out.place, out.buffer_count);
-  out.max_in_cpu = section.get("max_in_cpu", out.max_in_cpu);
-  out.pin_memory = section.get("pin_memory", out.pin_memory);
+  fields(ReadFields(section), out);
+  check_buffers(section, out.place, out.buffer_count, offload::ParameterOptions().buffer_count);
   note_what_files_need(section, out.place, {"nvme_path", "buffer_count", "max_in_cpu"}, notes);
   return out;
 }
 
 aio::Options read_aio(const Values& section) {
   aio::Options out;
-  out.block_size = section.get("block_size", out.block_size);
+  fields(ReadFields(section), out);
   if (out.block_size % aio::kAlignment != 0) {
     const int64_t near =
         std::max<int64_t>(1, (out.block_size + aio::kAlignment / 2) / aio::kAlignment) * aio::kAlignment;
@@ -112,10 +135,6 @@ aio::Options read_aio(const Values& section) {
   if (out.block_size > aio::kMostBlockBytes) {
     section.find("block_size")->fail(concat("must be at most ", aio::kMostBlockBytes, ", found ", out.block_size));
   }
-  out.queue_depth = section.get("queue_depth", out.queue_depth);
-  out.threads = section.get("intra_op_parallelism", out.threads);
-  out.single_submit = section.get("single_submit", out.single_submit);
-  out.overlap_events = section.get("overlap_events", out.overlap_events);
   return out;
 }
 
@@ -141,27 +160,15 @@ offload::Options read_offload(const Values& engine, bool moves_activations, std:
 }
 
 ordered_json to_json(const offload::OptimizerOptions& options) {
-  return {{"device", offload::word(options.place)},  {"nvme_path", path_or_null(options.nvme_path)},
-          {"buffer_count", options.buffer_count},    {"pin_memory", options.pin_memory},
-          {"pipeline_read", options.pipeline_read},  {"pipeline_write", options.pipeline_write},
-          {"fast_init", options.fast_init},          {"ratio", options.ratio},
-          {"delayed_update", options.delayed_update}};
+  return written(options, {{"device", offload::word(options.place)}, {"nvme_path", path_or_null(options.nvme_path)}});
 }
 
 ordered_json to_json(const offload::ParameterOptions& options) {
-  return {{"device", offload::word(options.place)},
-          {"nvme_path", path_or_null(options.nvme_path)},
-          {"buffer_count", options.buffer_count},
-          {"max_in_cpu", options.max_in_cpu},
-          {"pin_memory", options.pin_memory}};
+  return written(options, {{"device", offload::word(options.place)}, {"nvme_path", path_or_null(options.nvme_path)}});
 }
 
 ordered_json to_json(const aio::Options& options) {
-  return {{"block_size", options.block_size},
-          {"queue_depth", options.queue_depth},
-          {"intra_op_parallelism", options.threads},
-          {"single_submit", options.single_submit},
-          {"overlap_events", options.overlap_events}};
+  return written(options, ordered_json::object());
 }
 
 } // namespace trireme::config
