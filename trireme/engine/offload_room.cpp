@@ -2,12 +2,10 @@
 
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
-#include <trireme/engine/make_store.h>
 #include <trireme/engine/same_options.h>
-#include <trireme/memory/aio/memory.h>
 #include <trireme/memory/offload/preflight.h>
-#include <trireme/memory/offload/ratio.h>
 #include <trireme/plan/estimate/machine_memory.h>
+#include <trireme/plan/estimate/moves.h>
 #include <trireme/plan/estimate/what_stays.h>
 #include <trireme/plan/run_estimate.h>
 #include <trireme/store/sockets.h>
@@ -79,6 +77,23 @@ FolderUse of_this_rank(const std::string& folder) {
   return use;
 }
 
+// The engine's run for elsewhere_of(), with the ranks that share these buffers; without its model.
+estimate::Run run_of(const Parts& parts, const InitializeOptions& options,
+                     const std::vector<const bucket::FlatParameters*>& buffers) {
+  estimate::Run run;
+  plan::set_engine(options.config, run);
+  run.precision = parts.settings.precision;
+  run.on_device = !parts.device().is_cpu();
+  run.accumulation = parts.settings.batch.accumulation;
+  for (const bucket::FlatParameters* const buffer : buffers) {
+    std::optional<int64_t>& shards = run.zero.shard_size;
+    shards = std::max<int64_t>(shards.value_or(1), buffer->plan().size());
+    run.data_ranks =
+        std::max(run.data_ranks, *shards * parts.agreement.sync->groups().replicas(buffer->reduce_group()).size());
+  }
+  return run;
+}
+
 } // namespace
 
 void check_room_for_shards(const Parts& parts, const InitializeOptions& options, const ShardBytes& own) {
@@ -103,37 +118,12 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
   if (options.state_store || parts.agreement.sync->remote_states() != nullptr || wanted.place != Place::nvme) {
     return;
   }
-  const optim::OptimizerOptions optimizer = options.config.optimizer_or_adamw();
-  const auto states = std::ssize(optim::states_of(optimizer.rule));
-  const int64_t state_bytes = optim::bytes_of(optimizer.state_type);
-  const bool coded = optimizer.state_type == optim::StateType::int8;
-  const bool sharded = parts.settings.sharding.states;
-  const bool on_device = !parts.device().is_cpu();
-  const bool with_gradients =
-      on_device && has_gradients_in_files(parts, options); // on the CPU they have their own files
   FolderUse own = of_this_rank(wanted.nvme_path);
   for (const bucket::FlatParameters* const buffer : buffers) {
-    const auto& buckets = buffer->layout().buckets();
-    for (int64_t b = 0; b < std::ssize(buckets); ++b) {
-      const bool stays =
-          on_device && !offload::is_moved(buckets[b].begin, buckets[b].end, buffer->layout().numel(), wanted.ratio);
-      if (stays) {
-        continue;
-      }
-      const bool is_copied = on_device && !buffer->keeps_on_host(b); // because the host steps them
-      const int64_t master_bytes = buffer->scalar_type() != at::kFloat || is_copied ? 4 : 0;
-      const bucket::Range range = sharded ? buffer->plan().mine(b) : bucket::Range{buckets[b].begin, buckets[b].end};
-      int64_t scales = 0; // each parameter begins a new block
-      for (const bucket::TensorRange& piece : buffer->layout().pieces_in(b, range)) {
-        scales += coded ? optim::blocks_of(piece.numel) : 0;
-      }
-      if (with_gradients) {
-        own.gradient_bytes +=
-            aio::round_up(static_cast<int64_t>(c10::elementSize(buffer->gradient_type())) * range.numel());
-      }
-      own.state_bytes +=
-          aio::round_up(master_bytes * range.numel()) +
-          states * (aio::round_up(state_bytes * range.numel()) + aio::round_up(optim::kScaleBytes * scales));
+    const estimate::Elsewhere there = estimate::elsewhere_of(run_of(parts, options, {buffer}), buffer->layout());
+    own.state_bytes += there.state_file_bytes;
+    if (!parts.device().is_cpu()) { // on the CPU gradients have their files since there are buffers
+      own.gradient_bytes += there.gradient_file_bytes;
     }
   }
   own.state_bytes += own.gradient_bytes;
@@ -147,26 +137,21 @@ void note_offload(const Parts& parts, const InitializeOptions& options) {
       parts.ranks.everyone.rank() != 0) {
     return;
   }
-  estimate::Run run;
-  plan::set_engine(options.config, run);
-  run.on_device = !parts.device().is_cpu();
-  run.accumulation = parts.settings.batch.accumulation;
-  const int64_t threshold = run.zero.param_persistence_threshold;
-  bool any_large = false; // already logged as not sharded
+  std::vector<const bucket::FlatParameters*> all;
   std::vector<const bucket::FlatLayout*> trained;
   std::vector<const bucket::FlatLayout*> frozen;
   for (const auto* const buffers : {&parts.buffers.trained, &parts.buffers.frozen}) {
     for (const auto& buffer : *buffers) {
+      all.push_back(buffer.get());
       (buffers == &parts.buffers.trained ? trained : frozen).push_back(&buffer->layout());
-      std::optional<int64_t>& shards = run.zero.shard_size;
-      shards = std::max<int64_t>(shards.value_or(1), buffer->plan().size());
-      run.data_ranks =
-          std::max(run.data_ranks, *shards * parts.agreement.sync->groups().replicas(buffer->reduce_group()).size());
-      for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
-        any_large = any_large || tensor.numel() >= threshold;
-      }
     }
   }
+  estimate::Run run = run_of(parts, options, all);
+  const bool any_large = std::ranges::any_of(all, [&](const bucket::FlatParameters* buffer) { // logged as not sharded
+    return std::ranges::any_of(buffer->layout().tensors(), [&](const bucket::TensorInfo& tensor) {
+      return tensor.numel() >= run.zero.param_persistence_threshold;
+    });
+  });
   const estimate::Elsewhere there = estimate::elsewhere_of(run, trained, frozen);
   if (const std::string where = estimate::where_things_are(run, there); !where.empty()) {
     log::info(where);
