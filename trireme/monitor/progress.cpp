@@ -59,7 +59,8 @@ std::string whole_seconds(double seconds) {
   return seconds < 59.95 ? concat(static_cast<int>(std::ceil(seconds)), " s") : format_seconds(seconds);
 }
 
-std::vector<Field> fields_of(const StepMetrics& metrics, int64_t total_steps) {
+std::vector<Field> fields_of(const StepMetrics& metrics, int64_t total_steps, std::optional<double> left,
+                             double since_start) {
   std::string step = std::to_string(metrics.step);
   if (total_steps > 0) {
     const std::string total = std::to_string(total_steps);
@@ -81,6 +82,11 @@ std::vector<Field> fields_of(const StepMetrics& metrics, int64_t total_steps) {
     fields.push_back({"", format_count(*metrics.tokens_per_s) + " tok/s", 4});
   } else if (metrics.samples_per_s) {
     fields.push_back({"", format_count(*metrics.samples_per_s) + " samples/s", 4});
+  }
+  if (left) {
+    fields.push_back({"", whole_seconds(*left) + " left", 2});
+  } else {
+    fields.push_back({"", whole_seconds(since_start), 5});
   }
   return fields;
 }
@@ -141,7 +147,7 @@ Progress::~Progress() {
 }
 
 std::optional<double> Progress::seconds_left(double now) const {
-  if (options_.total_steps <= 0 || first_update_step_ < 0 || shown_.step <= first_update_step_) {
+  if (first_update_step_ < 0 || shown_.step <= first_update_step_ || shown_.step >= options_.total_steps) {
     return std::nullopt;
   }
   // The first step is left out: it warms caches and allocates. Evaluations count, because they will recur.
@@ -150,12 +156,7 @@ std::optional<double> Progress::seconds_left(double now) const {
 }
 
 std::string Progress::live_line(double now) const {
-  std::vector<Field> fields = fields_of(shown_, options_.total_steps);
-  if (const auto left = seconds_left(now); left && shown_.step < options_.total_steps) {
-    fields.push_back({"", whole_seconds(*left) + " left", 2});
-  } else {
-    fields.push_back({"", whole_seconds(now - started_), 5});
-  }
+  std::vector<Field> fields = fields_of(shown_, options_.total_steps, seconds_left(now), now - started_);
   if (!status_.empty()) {
     fields.push_back({"", status_, 2});
   }
@@ -172,13 +173,8 @@ std::string Progress::live_line(double now) const {
 }
 
 std::string Progress::plain_line(double now) const {
-  std::vector<Field> fields = fields_of(shown_, options_.total_steps);
-  if (const auto left = seconds_left(now); left && shown_.step < options_.total_steps) {
-    fields.push_back({"", whole_seconds(*left) + " left", 2});
-  } else {
-    fields.push_back({"", whole_seconds(now - started_), 5});
-  }
-  return join_fields(fields, /*colour=*/false) + '\n';
+  return join_fields(fields_of(shown_, options_.total_steps, seconds_left(now), now - started_), /*colour=*/false) +
+         '\n';
 }
 
 void Progress::draw(double now) {
