@@ -1,9 +1,8 @@
 #include <trireme/engine/optimizer_groups.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/hash.h>
 #include <trireme/base/log.h>
-#include <trireme/checkpoint/exchange.h>
+#include <trireme/comm/differences.h>
 
 #include <torch/nn/module.h>
 #include <torch/optim/adagrad.h>
@@ -60,30 +59,20 @@ bool holds(const ParameterGroup& group, const at::Tensor& parameter, const std::
 void check_same_choices(const Parts& parts, const std::map<std::string, optim::ParameterOptions>& options) {
   nlohmann::json mine = nlohmann::json::object();
   for (const auto& [name, of] : options) {
-    mine[name] = {of.lr_factor, of.weight_decay};
+    mine[name] = {{"lr_factor", of.lr_factor}, {"weight_decay", of.weight_decay}};
   }
-  const auto hash = static_cast<int64_t>(fnv1a(mine.dump()));
-  const at::Tensor all = torch::empty({parts.ranks.stage.size()}, torch::kInt64);
-  parts.ranks.stage.all_gather(all, torch::tensor({hash}, torch::kInt64), "choices of parameter groups").wait();
-  if (all.eq(all[0]).all().item<bool>()) {
-    return;
-  }
-  checkpoint::decide(parts.ranks.stage, mine, [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
-    for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
-      for (const auto& item : of_ranks.front().items()) { // parameters of some ranks only are skipped
-        const nlohmann::json there = of_ranks[rank].value(item.key(), item.value());
-        if (there != item.value()) {
-          throw InputError(
-              "engine",
-              concat("rank ", parts.ranks.stage.members()[rank], " and rank ", parts.ranks.stage.members().front(),
-                     " choose other parameter groups for \"", item.key(), "\": lr_factor ", there[0].dump(), " and ",
-                     item.value()[0].dump(), ", weight_decay ", there[1].dump(), " and ", item.value()[1].dump()),
-              "Return the same answer from ParameterGroup::chooses on every rank for the same name and sizes.");
-        }
-      }
+  const auto is_missing = [](const comm::LeafDifference::Value& value) { return value.text == comm::kNothing; };
+  for (comm::LeafDifference& found : comm::differences(parts.ranks.stage, mine, "choices of parameter groups")) {
+    std::erase_if(found.values, is_missing); // a parameter of some ranks only
+    if (found.values.size() > 1) {
+      const nlohmann::json::json_pointer place(found.path);
+      throw InputError(
+          "engine",
+          concat(found.ranks(), " choose other parameter groups for \"", place.parent_pointer().back(),
+                 "\": ", place.back(), ' ', found.other(), " and ", found.first()),
+          "Return the same answer from ParameterGroup::chooses on every rank for the same name and sizes.");
     }
-    return nullptr;
-  });
+  }
 }
 
 [[noreturn]] void refuse(const std::string& what, const char* next) {

@@ -1,7 +1,7 @@
 #include <trireme/engine/placements.h>
 
 #include <trireme/base/error.h>
-#include <trireme/checkpoint/exchange.h>
+#include <trireme/comm/differences.h>
 #include <trireme/engine/same_options.h>
 
 #include <torch/nn/module.h>
@@ -125,21 +125,14 @@ Placement merged(const Said& said, const Parts& parts, bool is_split_by_layer, b
 // Parameters for which the program gives each tensor rank a different box. Collective over them.
 std::set<std::string> split_by_program(const std::vector<Said>& all, const comm::Group& tensor) {
   nlohmann::json boxes = nlohmann::json::object();
-  for (const Said& said : all) {
-    boxes[said.name] = {said.given.global_shape, said.given.box_offset, said.given.parts};
+  for (const Said& said : all) { // a leaf each
+    boxes[said.name] = nlohmann::json({said.given.global_shape, said.given.box_offset, said.given.parts}).dump();
   }
-  const auto different = [](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
-    std::set<std::string> names;
-    for (const nlohmann::json& one : of_ranks) {
-      for (const auto& [name, box] : one.items()) {
-        if (of_ranks.front().value(name, nlohmann::json()) != box) {
-          names.insert(name);
-        }
-      }
-    }
-    return names;
-  };
-  return checkpoint::decide(tensor, boxes, different).get<std::set<std::string>>();
+  std::set<std::string> names;
+  for (const comm::LeafDifference& found : comm::differences(tensor, boxes, "placements of the program")) {
+    names.insert(nlohmann::json::json_pointer(found.path).back());
+  }
+  return names;
 }
 
 } // namespace

@@ -1,8 +1,8 @@
 #include <trireme/engine/same_options.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/hash.h>
 #include <trireme/checkpoint/exchange.h>
+#include <trireme/comm/differences.h>
 
 #include <torch/utils.h>
 
@@ -11,7 +11,6 @@
 #include <chrono>
 #include <future>
 #include <iterator>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -78,70 +77,18 @@ std::string name_of(const std::string& pointer) {
   return name.starts_with(outer + "offload_") ? name.substr(outer.size()) : name;
 }
 
-std::string value_of(const nlohmann::json& options, const std::string& key) {
-  const auto found = options.find(key);
-  return found == options.end() ? "nothing" : found->dump();
-}
-
-// Reports the first difference, with all ranks that have the first value that differs from rank 0's.
-[[noreturn]] void refuse(const std::vector<nlohmann::json>& of_ranks, const std::vector<std::string>& keys,
-                         const std::vector<int>& members) {
-  std::string said;
-  size_t more = 0;
-  for (const std::string& key : keys) {
-    const std::string first = value_of(of_ranks.front(), key);
-    std::string other;
-    std::string ranks;
-    size_t count = 0;
-    for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
-      const std::string value = value_of(of_ranks[rank], key);
-      if (value != first && (other.empty() || value == other)) {
-        other = value;
-        ranks += concat(count++ > 0 ? ", " : "", members[rank]);
-      }
-    }
-    if (count > 0 && said.empty()) {
-      said = concat(count > 1 ? "ranks " : "rank ", ranks, " and rank ", members.front(), " differ in ", name_of(key),
-                    ": ", other, " and ", first);
-    } else if (count > 0) {
-      ++more;
-    }
-  }
-  throw InputError("engine", more == 0 ? said : concat(said, "; and in ", more, " more"),
-                   "Give initialize() the same configuration and options on every rank.");
-}
-
-// Collective over `group`.
+// Collective over `group`. Reports the first difference.
 void compare(const comm::Group& group, const ordered_json& options) {
-  if (group.size() == 1) {
+  const std::vector<comm::LeafDifference> found = comm::differences(group, options, "options of initialize()");
+  if (found.empty()) {
     return;
   }
-  const ordered_json flat = options.flatten();
-  const std::string text = flat.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  const at::Tensor all = torch::empty({group.size()}, torch::kInt64);
-  group.all_gather(all, torch::tensor({static_cast<int64_t>(fnv1a(text))}, torch::kInt64), "options of initialize()")
-      .wait();
-  const int64_t* const hashes = all.const_data_ptr<int64_t>();
-  if (std::all_of(hashes, hashes + group.size(), [&](int64_t hash) { return hash == hashes[0]; })) {
-    return;
-  }
-  checkpoint::decide(group, nlohmann::json::parse(text),
-                     [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
-                       std::vector<std::string> keys;
-                       std::set<std::string> known;
-                       for (const auto& item : flat.items()) {
-                         keys.push_back(item.key());
-                         known.insert(item.key());
-                       }
-                       for (const nlohmann::json& one : of_ranks) {
-                         for (const auto& item : one.items()) {
-                           if (known.insert(item.key()).second) {
-                             keys.push_back(item.key());
-                           }
-                         }
-                       }
-                       refuse(of_ranks, keys, group.members());
-                     });
+  const comm::LeafDifference& first = found.front();
+  const std::string more = found.size() > 1 ? concat("; and in ", found.size() - 1, " more") : "";
+  throw InputError(
+      "engine",
+      concat(first.ranks(), " differ in ", name_of(first.path), ": ", first.other(), " and ", first.first(), more),
+      "Give initialize() the same configuration and options on every rank.");
 }
 
 } // namespace

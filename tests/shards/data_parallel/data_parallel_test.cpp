@@ -205,7 +205,9 @@ TEST(DataParallelErrorTest, DifferentModelsAreRefusedOnEveryRank) {
       DataParallel parallel(*model, world.group());
       ADD_FAILURE() << "accepted";
     } catch (const InputError& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 built another model than rank 0"));
+      EXPECT_THAT(error.what(),
+                  testing::HasSubstr("rank 1 built another model than rank 0: it has \"weight, Float [4, 3]\" "
+                                     "where rank 0 has \"weight, Float [3, 3]\""));
     }
   });
 }
@@ -227,11 +229,11 @@ TEST(DataParallelErrorTest, OptionsThatDifferAreRefusedOnEveryRank) {
     };
     using testing::HasSubstr;
     EXPECT_THAT(refusal([](auto& o) { o.gradient_predivide_factor = 2; }),
-                HasSubstr("rank 2 and rank 0 differ in gradient_predivide_factor: 2 and 1"));
+                HasSubstr("rank 2 and rank 0 differ in gradient_predivide_factor: 2.0 and 1.0"));
     EXPECT_THAT(refusal([](auto& o) { o.op = DataParallelOptions::Op::sum; }), HasSubstr("differ in op"));
     EXPECT_THAT(refusal([](auto& o) { o.bucket_bytes += 4; }), HasSubstr("differ in bucket_bytes"));
     EXPECT_THAT(refusal([](auto& o) { o.broadcast_at_start = false; }),
-                HasSubstr("differ in broadcast_at_start: 0 and 1"));
+                HasSubstr("differ in broadcast_at_start: false and true"));
     EXPECT_EQ(refusal([](auto&) {}), "made");
   });
 }

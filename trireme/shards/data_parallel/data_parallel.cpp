@@ -1,6 +1,7 @@
 #include <trireme/shards/data_parallel/data_parallel.h>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/differences.h>
 #include <trireme/shards/bucket/shared_memory.h>
 #include <trireme/shards/data_parallel/convert_sync_batch_norm.h>
 #include <trireme/shards/data_parallel/gradient_sync.h>
@@ -12,9 +13,9 @@
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <iterator>
@@ -116,39 +117,21 @@ class Flags {
 // Every option decides about messages or gradients. Adding a field breaks the first line.
 void check_same_options(const comm::Group& ranks, const DataParallelOptions& options, int64_t frozen) {
   const auto& [op, algorithm, bucket, first_bucket, prescale, predivide, at_start, module_buffers, norms] = options;
-  constexpr std::array kNames = {"op",
-                                 "algorithm",
-                                 "bucket_bytes",
-                                 "first_bucket_bytes",
-                                 "prescale_gradients",
-                                 "gradient_predivide_factor",
-                                 "broadcast_at_start",
-                                 "broadcast_buffers",
-                                 "sync_batch_norm",
-                                 "the number of frozen parameters"};
-  const std::array<double, kNames.size()> mine = {static_cast<double>(op),     static_cast<double>(algorithm),
-                                                  static_cast<double>(bucket), static_cast<double>(first_bucket),
-                                                  prescale ? 1.0 : 0.0,        predivide,
-                                                  at_start ? 1.0 : 0.0,        module_buffers ? 1.0 : 0.0,
-                                                  norms ? 1.0 : 0.0,           static_cast<double>(frozen)};
-  const auto count = static_cast<int64_t>(mine.size());
-  const at::Tensor all = torch::empty({ranks.size(), count}, torch::kFloat64);
-  ranks
-      .all_gather(all, torch::tensor(at::ArrayRef<double>(mine.data(), mine.size()), torch::kFloat64),
-                  "options of DataParallel")
-      .wait();
-  for (int rank = 1; rank < ranks.size(); ++rank) {
-    for (int64_t i = 0; i < count; ++i) {
-      const auto here = all[0][i].item<double>();
-      const auto there = all[rank][i].item<double>();
-      if (there != here) {
-        throw InputError(
-            "DataParallel",
-            concat("rank ", ranks.members()[static_cast<size_t>(rank)], " and rank ", ranks.members().front(),
-                   " differ in ", kNames[static_cast<size_t>(i)], ": ", there, " and ", here),
-            "Give DataParallel the same options and the same model on every rank.");
-      }
-    }
+  const nlohmann::ordered_json mine = {{"op", op},
+                                       {"algorithm", algorithm},
+                                       {"bucket_bytes", bucket},
+                                       {"first_bucket_bytes", first_bucket},
+                                       {"prescale_gradients", prescale},
+                                       {"gradient_predivide_factor", predivide},
+                                       {"broadcast_at_start", at_start},
+                                       {"broadcast_buffers", module_buffers},
+                                       {"sync_batch_norm", norms},
+                                       {"the number of frozen parameters", frozen}};
+  for (const comm::LeafDifference& found : comm::differences(ranks, mine, "options of DataParallel")) {
+    throw InputError(
+        "DataParallel",
+        concat(found.ranks(), " differ in ", found.path.substr(1), ": ", found.other(), " and ", found.first()),
+        "Give DataParallel the same options and the same model on every rank.");
   }
 }
 

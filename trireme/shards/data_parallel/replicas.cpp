@@ -1,11 +1,12 @@
 #include <trireme/shards/data_parallel/replicas.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/hash.h>
+#include <trireme/comm/differences.h>
 #include <trireme/device/absent_memory.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <map>
@@ -15,22 +16,25 @@
 namespace trireme::parallel {
 namespace {
 
-// Has 52 bits, so that a sum in double is exact.
-int64_t fingerprint(const FlatBuffers& buffers, int reduce_group) {
-  uint64_t hash = fnv1a("");
-  const auto mix = [&](const std::string& text) { hash = fnv1a(text, hash); };
+// A text for each parameter of the buffers that this group reduces, in their order.
+nlohmann::json description(const FlatBuffers& buffers, int reduce_group) {
+  nlohmann::json all = nlohmann::json::array();
   for (const auto& buffer : buffers) {
     if (buffer->reduce_group() != reduce_group) {
       continue;
     }
-    mix(concat(buffer->scalar_type()));
+    nlohmann::json& parameters = all.emplace_back(nlohmann::json::array());
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
       const bucket::Placement& placement = tensor.placement;
-      mix(concat(tensor.name, at::IntArrayRef(tensor.sizes), at::IntArrayRef(placement.global_shape),
-                 at::IntArrayRef(placement.box_offset), placement.counts_in_norm));
+      parameters.push_back(concat(
+          tensor.name, ", ", buffer->scalar_type(), ' ', at::IntArrayRef(tensor.sizes),
+          placement.global_shape.empty()
+              ? ""
+              : concat(" at ", at::IntArrayRef(placement.box_offset), " of ", at::IntArrayRef(placement.global_shape)),
+          placement.counts_in_norm ? "" : ", a copy"));
     }
   }
-  return static_cast<int64_t>(hash >> 12);
+  return all;
 }
 
 } // namespace
@@ -104,17 +108,14 @@ FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& 
 void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups) {
   for (size_t number = 0; number < groups.all().size(); ++number) {
     const comm::Group& group = groups.all()[number];
-    const int64_t mine = fingerprint(buffers, static_cast<int>(number));
-    at::Tensor all = torch::empty({group.size()}, torch::kInt64);
-    group.all_gather(all, torch::tensor({mine}, torch::kInt64), "model fingerprint").wait();
-    for (int rank = 0; rank < group.size(); ++rank) {
-      if (all[rank].item<int64_t>() != all[0].item<int64_t>()) {
-        throw InputError("data parallel",
-                         concat("rank ", group.members()[rank], " built another model than rank ", group.members()[0],
-                                " (parameter names, shapes, types or placements differ)"),
-                         "Build the same model on every rank of the group; give parameters that are split among ranks "
-                         "a reduce_group of their own.");
-      }
+    for (const comm::LeafDifference& found :
+         comm::differences(group, description(buffers, static_cast<int>(number)), "the ranks' models")) {
+      throw InputError(
+          "data parallel",
+          concat("rank ", found.values[1].ranks.front(), " built another model than rank ", group.members()[0],
+                 ": it has ", found.other(), " where rank ", group.members()[0], " has ", found.first()),
+          "Build the same model on every rank of the group; give parameters that are split among ranks "
+          "a reduce_group of their own.");
     }
   }
 }
