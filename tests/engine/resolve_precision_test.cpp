@@ -26,16 +26,16 @@ precision::PrecisionOptions undecided() {
 }
 
 TEST(ResolvePrecisionTest, Bf16MustBeWorthIt) {
-  EXPECT_TRUE((StepSeconds{1.0, 0.5}.bf16_is_faster()));
-  EXPECT_FALSE((StepSeconds{1.0, 0.99}.bf16_is_faster()));
-  EXPECT_FALSE((StepSeconds{1.0, 1.3}.bf16_is_faster()));
+  EXPECT_TRUE((models::StepSeconds{1.0, 0.5}.bf16_is_faster()));
+  EXPECT_FALSE((models::StepSeconds{1.0, 0.99}.bf16_is_faster()));
+  EXPECT_FALSE((models::StepSeconds{1.0, 1.3}.bf16_is_faster()));
 }
 
 TEST(ResolvePrecisionTest, MeasuresBothTypesAndLeavesRandomNumbersAlone) {
   torch::manual_seed(4);
   const at::Tensor expected = torch::rand({3});
   torch::manual_seed(4);
-  const StepSeconds step = time_small_gpt(at::kCPU);
+  const models::StepSeconds step = models::time_small_gpt(at::kCPU);
   EXPECT_GT(step.fp32, 0);
   EXPECT_GT(step.bf16, 0);
   EXPECT_TRUE(torch::equal(torch::rand({3}), expected));
@@ -47,7 +47,7 @@ TEST(ResolvePrecisionTest, WhatAllRanksMeasuredDecides) {
     for (const double slow : {1.0, 9.0}) { // seconds in bf16 on the last rank; fp32 takes 2 everywhere
       precision::PrecisionOptions mine = undecided();
       resolve_precision(mine, world.group(), at::kCPU, std::nullopt,
-                        [&](at::Device) { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
+                        [&](at::Device) { return models::StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
       EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
       EXPECT_FALSE(mine.bf16_if_faster);
     }
@@ -63,7 +63,7 @@ TEST(ResolvePrecisionTest, ProductsAreMeasuredAsAnEngineMakesThem) {
     resolve_precision(mine, world.group(), at::kCPU, std::nullopt, [](at::Device) {
       const auto mm = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "");
       EXPECT_THAT(mm.dumpComputedTable(), testing::HasSubstr("half_products.cpp"));
-      return StepSeconds{1.0, 2.0};
+      return models::StepSeconds{1.0, 2.0};
     });
   });
 }

@@ -5,8 +5,8 @@
 #include <tests/engine/small_run.h>
 #include <tests/support/run_ranks.h>
 
-#include <trireme/engine/resolve_precision.h>
 #include <trireme/models/gpt_layers.h>
+#include <trireme/models/small_step.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(All, SimDeviceStepTest, testing::ValuesIn(optimizers())
 TEST(SimDeviceStep, BothTypesAreTimedOnTheDevice) {
   test::on_ranks(1, [&](comm::World&) {
     sim::start();
-    const StepSeconds step = time_small_gpt(sim::device());
+    const models::StepSeconds step = models::time_small_gpt(sim::device());
     EXPECT_GT(step.fp32, 0);
     EXPECT_GT(step.bf16, 0);
     EXPECT_GT(sim::memory().peak, 10'000'000) << "parameters of both";

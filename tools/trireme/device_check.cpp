@@ -4,7 +4,7 @@
 #include <trireme/base/text.h>
 #include <trireme/device/host_scalars.h>
 #include <trireme/device/upload.h>
-#include <trireme/engine/resolve_precision.h>
+#include <trireme/models/small_step.h>
 #include <trireme/optim/aten_kernels.h>
 
 #include <torch/utils.h>
@@ -168,7 +168,7 @@ DeviceFinding check_copies(at::Device device) {
 
 DeviceFinding check_bf16(c10::Device device) {
   try {
-    const engine::StepSeconds step = engine::time_small_gpt(device);
+    const models::StepSeconds step = models::time_small_gpt(device);
     const auto milliseconds = [](double seconds) { return concat(std::lround(1e3 * seconds), " ms"); };
     const std::string where =
         device.is_cpu() ? concat(", with ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads")
