@@ -7,6 +7,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace trireme::generate {
 namespace {
@@ -120,6 +121,20 @@ TEST(SampleTest, ATextEndsWithAnEndTokenOrWhereItsReaderSays) {
   EXPECT_EQ(cut[0], whole[0]);
   EXPECT_EQ(cut[1], (std::vector<int32_t>{whole[1][0], whole[1][1]}));
   EXPECT_EQ(seen, cut);
+}
+
+// Frozen parts may evaluate while the rest trains: each module is as it was, whatever the reader throws.
+TEST(SampleTest, ModulesTrainAgainAfterTheReaderThrew) {
+  models::Gpt model = small();
+  torch::nn::Module& frozen = *model->modules(/*include_self=*/false).back();
+  frozen.eval();
+  const auto fail = [](size_t, int32_t) -> bool { throw std::runtime_error("the pipe is closed"); };
+  EXPECT_THROW(continue_prompts(model.ptr(), {{1}}, greedy(3), fail), std::runtime_error);
+  EXPECT_TRUE(model->is_training());
+  EXPECT_FALSE(frozen.is_training());
+  continue_prompts(model.ptr(), {{1}}, greedy(3), [&](size_t, int32_t) { return model->is_training(); });
+  EXPECT_TRUE(model->is_training());
+  EXPECT_FALSE(frozen.is_training());
 }
 
 TEST(SampleTest, RefusesTokensTheModelDoesNotKnow) {

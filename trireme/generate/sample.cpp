@@ -1,6 +1,7 @@
 #include <trireme/generate/sample.h>
 
 #include <trireme/base/error.h>
+#include <trireme/engine/evaluation_mode.h>
 #include <trireme/generate/choose_token.h>
 #include <trireme/models/key_value_cache.h>
 
@@ -131,11 +132,8 @@ std::vector<Ids> continue_prompts(const models::LanguageModel& model, std::vecto
   if (prompts.empty() || options.tokens <= 0) {
     return std::vector<Ids>(prompts.size());
   }
-  const bool was_training = model.module()->is_training();
-  model.module()->eval();
-  std::vector<Ids> added = Texts(model, std::move(prompts), options, on_token).grow();
-  model.module()->train(was_training);
-  return added;
+  const engine::EvaluationMode evaluating(*model.module());
+  return Texts(model, std::move(prompts), options, on_token).grow();
 }
 
 Ids sample(const models::LanguageModel& model, Ids prompt, const SampleOptions& options) {

@@ -18,7 +18,8 @@ using OnToken = std::function<bool(size_t prompt, int32_t token)>;
 /// All prompts are read at once, padded to the longest, then one token of each at a time, with a cache of keys and
 /// values (KeyValueCache). Beyond the model's positions the last of them are read again for each token. Cost: one pass
 /// over the prompts, then one over the weights per token of all prompts. Errors: InputError for a prompt token outside
-/// the vocabulary, and for options outside their range.
+/// the vocabulary, and for options outside their range. The model evaluates meanwhile, and each of its modules is as it
+/// was afterwards, even if `on_token` throws.
 std::vector<std::vector<int32_t>> continue_prompts(const models::LanguageModel& model,
                                                    std::vector<std::vector<int32_t>> prompts,
                                                    const SampleOptions& options, const OnToken& on_token = {});
