@@ -1,5 +1,6 @@
 #include <trireme/fused/few_rows.h>
 
+#include <trireme/fused/helper_threads.h>
 #include <trireme/fused/int8.h>
 #include <trireme/fused/rows.h>
 
@@ -7,7 +8,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 
-#include <atomic>
+#include <algorithm>
 
 namespace trireme::fused {
 namespace {
@@ -18,36 +19,37 @@ constexpr int64_t kFewRows = 8;
 // A library's product needs int8 weights converted: faster from about 64 rows on (AMD EPYC with AVX-512).
 constexpr int64_t kFewInt8Rows = 64;
 
-/// Elements of a weight that a thread takes at a time.
+/// Elements of a weight that a thread takes at a time, and how many times it may.
 constexpr int64_t kDealt = 32768;
+constexpr int64_t kMostParts = 4096;
 
-int64_t outputs_at_a_time(const kernels::FewRowsArgs& product) {
-  return std::max<int64_t>(1, kDealt / std::max<int64_t>(product.columns, 1));
+int64_t elements_of(const kernels::FewRowsArgs& product) {
+  return product.outputs * std::max<int64_t>(product.columns, 1);
 }
-int64_t parts_of(const kernels::FewRowsArgs& product) {
-  const int64_t count = outputs_at_a_time(product);
+int64_t outputs_at_a_time(const kernels::FewRowsArgs& product, int64_t dealt) {
+  return std::max<int64_t>(1, dealt / std::max<int64_t>(product.columns, 1));
+}
+int64_t parts_of(const kernels::FewRowsArgs& product, int64_t dealt) {
+  const int64_t count = outputs_at_a_time(product, dealt);
   return (product.outputs + count - 1) / count;
 }
 
-/// Each thread takes the next outputs when it has finished some: one that other programs hold up does not keep the rest
-/// waiting.
 void run(const std::vector<kernels::FewRowsArgs>& products) {
-  int64_t parts = 0;
+  int64_t elements = 0, parts = 0;
   for (const kernels::FewRowsArgs& product : products) {
-    parts += parts_of(product);
+    elements += elements_of(product);
   }
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min<int64_t>(parts, at::get_num_threads()), 1, [&](int64_t, int64_t) {
-    for (int64_t part = next++; part < parts; part = next++) {
-      int64_t within = part;
-      auto product = products.begin();
-      for (; within >= parts_of(*product); ++product) {
-        within -= parts_of(*product);
-      }
-      const int64_t count = outputs_at_a_time(*product);
-      kernels::active_fused_kernels().few_rows(*product, within * count,
-                                               std::min((within + 1) * count, product->outputs));
+  const int64_t dealt = std::max(kDealt, elements / kMostParts);
+  for (const kernels::FewRowsArgs& product : products) {
+    parts += parts_of(product, dealt);
+  }
+  helper_threads().run(parts, at::get_num_threads(), [&](int64_t part) {
+    auto product = products.begin();
+    for (; part >= parts_of(*product, dealt); ++product) {
+      part -= parts_of(*product, dealt);
     }
+    const int64_t count = outputs_at_a_time(*product, dealt);
+    kernels::active_fused_kernels().few_rows(*product, part * count, std::min((part + 1) * count, product->outputs));
   });
 }
 

@@ -1,9 +1,11 @@
 #include <trireme/fused/fused.h>
+#include <trireme/fused/helper_threads.h>
 #include <trireme/fused/rows.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -72,6 +74,15 @@ void check_kept(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
   }
 }
 
+/// Calls f(begin, end) for ranges of rows on this thread and helpers.
+template <class F>
+void shared_rows(int64_t rows, int64_t columns, const F& f) {
+  constexpr int64_t kElements = 16384, kMostRanges = 4096;
+  const int64_t count = std::max({int64_t{1}, kElements / std::max<int64_t>(columns, 1), rows / kMostRanges});
+  helper_threads().run((rows + count - 1) / count, at::get_num_threads(),
+                       [&](int64_t part) { f(part * count, std::min((part + 1) * count, rows)); });
+}
+
 } // namespace
 
 bool has_kept_attention(const at::Tensor& q, const at::Tensor& kept_k) {
@@ -91,7 +102,7 @@ at::Tensor attend_to_kept(const at::Tensor& any_q, const at::Tensor& any_k, cons
   for (const int64_t length : kept.lengths) {
     most = std::max(most, window > 0 ? std::min(window, length) : length);
   }
-  parallel_rows(B, (A + 2 * K) * D, [&](int64_t begin, int64_t end) {
+  shared_rows(B, (A + 2 * K) * D, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t place = kept.lengths[static_cast<size_t>(b)] - 1;
       if (cos.defined()) {
@@ -121,10 +132,9 @@ at::Tensor attend_to_kept(const at::Tensor& any_q, const at::Tensor& any_k, cons
   args.element = element_of(q);
   const at::Tensor partial = at::empty({B * A * args.blocks * (D + 2)}, at::kFloat);
   args.partial = partial.mutable_data_ptr<float>();
-  parallel_rows(B * K * args.blocks, 2 * std::min(most, args.block) * D, [&](int64_t begin, int64_t end) {
-    kernels::active_fused_kernels().cached_attention(args, begin, end);
-  });
-  parallel_rows(B * A, args.blocks * (D + 2), [&](int64_t begin, int64_t end) {
+  shared_rows(B * K * args.blocks, 2 * std::min(most, args.block) * D,
+              [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cached_attention(args, begin, end); });
+  shared_rows(B * A, args.blocks * (D + 2), [&](int64_t begin, int64_t end) {
     kernels::active_fused_kernels().cached_attention_join(args, begin, end);
   });
   return out;
