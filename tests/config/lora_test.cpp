@@ -59,10 +59,17 @@ std::string lora_refusal(const Action& action) {
   return "accepted";
 }
 
-std::vector<std::string> llama_layers() {
+std::vector<models::LayerShape> llama_layers() {
   models::LlamaOptions options;
   options.layers = 2;
-  return models::linear_names(models::shape_of(options));
+  return models::layer_shapes(options);
+}
+
+std::vector<models::LayerShape> bert_layers(models::BertOptions::Head head) {
+  models::BertOptions options;
+  options.layers = 2;
+  options.head = head;
+  return models::bert_layer_shapes(options);
 }
 
 TEST_F(LoraTest, TargetsAreSearchedForInNamesOfLinearLayers) {
@@ -128,6 +135,38 @@ TEST_F(LoraTest, ReadsWhatPeftWrites) {
   write({{"target_modules", R"(mlp\..*)"}});
   EXPECT_THAT(lora_refusal([&] { read_adapter_config(folder(), llama_layers()); }), HasSubstr("no such linear layer"))
       << "PEFT compares full names with an expression";
+}
+
+// PEFT trains the head of a SEQ_CLS model in full and saves it with the adapters.
+TEST_F(LoraTest, AClassifierIsTrainedBesideTheAdaptersOfABert) {
+  using Head = models::BertOptions::Head;
+  json run = lora_run_of(json::object(), "bert");
+  run["model"]["head"] = "classes";
+  run["data"]["type"] = "labelled_text";
+  const RunConfig read = read_lora_run(run);
+  EXPECT_THAT(read.model.lora().layers,
+              ElementsAre("bert.encoder.layer.0.attention.self.query", "bert.encoder.layer.0.attention.self.value",
+                          "bert.encoder.layer.1.attention.self.query", "bert.encoder.layer.1.attention.self.value"));
+  EXPECT_EQ(frozen_of_all(read.training.freeze, {"bert.pooler.dense.weight", "classifier.weight", "classifier.bias"}),
+            (std::vector<bool>{true, false, false}));
+  const json written = write_adapter_config(read.model, "minilm");
+  EXPECT_EQ(written["task_type"], "SEQ_CLS");
+  EXPECT_EQ(written["modules_to_save"], json({"classifier"}));
+  EXPECT_EQ(written["target_modules"], json({"query", "value"}));
+
+  write({{"target_modules", {"query", "output.dense"}}, {"modules_to_save", {"classifier", "score"}}});
+  const models::LoraOptions lora = read_adapter_config(folder(), bert_layers(Head::classes));
+  EXPECT_EQ(lora.layers.size(), 6u) << "attention.output.dense ends so, too";
+  EXPECT_THAT(lora.whole_layers, ElementsAre("classifier"));
+  EXPECT_THAT(lora_refusal([&] { read_adapter_config(folder(), bert_layers(Head::masked_lm)); }),
+              HasSubstr("modules_to_save[0]: \"classifier\" in full cannot be had beside adapters"));
+  write({{"target_modules", {"query"}}, {"modules_to_save", {"pooler"}}});
+  EXPECT_THAT(lora_refusal([&] { read_adapter_config(folder(), bert_layers(Head::classes)); }),
+              HasSubstr("modules_to_save[0]: \"pooler\""));
+
+  json masked = lora_run_of(json::object(), "bert");
+  EXPECT_TRUE(read_lora_run(masked).model.lora().whole_layers.empty());
+  EXPECT_TRUE(write_adapter_config(read_lora_run(masked).model, "")["task_type"].is_null());
 }
 
 TEST_F(LoraTest, RefusesWhatCannotBeMeant) {

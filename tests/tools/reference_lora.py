@@ -1,5 +1,6 @@
-"""Low-rank adapters (LoRA) of small models of Hugging Face's transformers, trained by plain PyTorch.
-Usage: reference_lora.py make OUT STEPS  for each NAME of TARGETS: OUT/NAME (the base model), OUT/NAME.tokens,
+"""Low-rank adapters (LoRA) of small models of Hugging Face's transformers, and the classifier of a bert, trained by plain
+PyTorch.
+Usage: reference_lora.py make OUT STEPS  for each NAME of TARGETS: OUT/NAME (the base model), OUT/NAME.tokens (or .jsonl),
                                          OUT/NAME-adapter (adapters to begin with, as PEFT writes them), OUT/NAME-trained
                                          (after STEPS) and a line a step: NAME loss gradient-norm
        reference_lora.py compare OUT     for each NAME two numbers: how much the adapters of OUT/NAME-exported differ from
@@ -17,11 +18,14 @@ import torch
 import torch.nn.functional as F
 from reference_llama import BASE
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (AutoModelForCausalLM, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification,
+                          GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM)
 
 torch.set_num_threads(1)
 BATCH, LENGTH, RANK, ALPHA = 8, 16, 4, 6
-TARGETS = {"llama": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"], "gpt2": ["c_attn", "attn.c_proj", "c_fc"]}
+TARGETS = {"llama": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"], "gpt2": ["c_attn", "attn.c_proj", "c_fc"],
+           "bert": ["query", "value", "attention.output.dense", "intermediate.dense"]}
+CLASSES = 3  # of the bert
 PREFIX = "base_model.model."
 
 
@@ -45,6 +49,11 @@ def base_of(name):
         return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=4, n_positions=LENGTH, vocab_size=61,
                                           resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None,
                                           eos_token_id=None))
+    if name == "bert":
+        return BertForSequenceClassification(BertConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=4,
+                                                        intermediate_size=48, max_position_embeddings=LENGTH,
+                                                        vocab_size=256, num_labels=CLASSES, hidden_dropout_prob=0.0,
+                                                        attention_probs_dropout_prob=0.0, initializer_range=0.2))
     return LlamaForCausalLM(LlamaConfig(**BASE | dict(num_hidden_layers=2, tie_word_embeddings=True)))
 
 
@@ -56,37 +65,69 @@ def adapt(model, name):
             sizes = layer.weight.shape if name != "gpt2" else layer.weight.shape[::-1]  # Conv1D has [in, out]
             parent, leaf = path.rsplit(".", 1)
             setattr(model.get_submodule(parent), leaf, Adapted(layer, *sizes))
+    if name == "bert":  # new, and so trained in full
+        torch.nn.init.normal_(model.classifier.requires_grad_(True).weight, std=0.1)
     return model
+
+
+def in_adapter(key):
+    return ".lora_" in key or key.startswith("classifier.")
 
 
 def save_adapter(model, name, folder):
     os.makedirs(folder, exist_ok=True)
-    save_file({PREFIX + key: value.detach().contiguous() for key, value in model.named_parameters() if ".lora_" in key},
+    save_file({PREFIX + key: value.detach().contiguous() for key, value in model.named_parameters() if in_adapter(key)},
               folder + "/adapter_model.safetensors")
     with open(folder + "/adapter_config.json", "w") as file:
-        json.dump({"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": name, "r": RANK,
-                   "lora_alpha": ALPHA, "lora_dropout": 0.0, "target_modules": TARGETS[name], "bias": "none",
-                   "fan_in_fan_out": name == "gpt2", "init_lora_weights": True, "rank_pattern": {}, "use_dora": False,
-                   "modules_to_save": None}, file)
+        json.dump({"peft_type": "LORA", "task_type": "SEQ_CLS" if name == "bert" else "CAUSAL_LM",
+                   "base_model_name_or_path": name, "r": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.0,
+                   "target_modules": TARGETS[name], "bias": "none", "fan_in_fan_out": name == "gpt2",
+                   "init_lora_weights": True, "rank_pattern": {}, "use_dora": False,
+                   "modules_to_save": ["classifier", "score"] if name == "bert" else None}, file)
 
 
-def rows_of(tokens, step):
-    return torch.stack([tokens[i * LENGTH:i * LENGTH + LENGTH + 1] for i in range(step * BATCH, step * BATCH + BATCH)])
+def write_texts(path):
+    """Short texts of 3 to 20 letters; the label is the number of the first letter's row of the alphabet."""
+    draw = np.random.default_rng(3)
+    with open(path, "w") as file:
+        for _ in range(200):
+            text = "".join(map(chr, draw.integers(ord("a"), ord("z") + 1, draw.integers(3, 21))))
+            file.write(json.dumps({"text": text, "label": (ord(text[0]) - ord("a")) // 9}) + "\n")
+
+
+def write_tokens(path):
+    tokens = np.cumsum(np.arange(1, 6001) % 7 + np.arange(6000) // 997) % 61
+    tokens.astype("<u2").tofile(path)
+
+
+def batch_of(out, name, step):
+    """Keyword arguments of the model, and targets of its logits' rows."""
+    if name == "bert":
+        with open(f"{out}/{name}.jsonl") as file:
+            samples = [json.loads(line) for line in file][step * BATCH:step * BATCH + BATCH]
+        texts = [torch.tensor(list(sample["text"].encode())[:LENGTH]) for sample in samples]
+        padded = [torch.nn.utils.rnn.pad_sequence([*rows, torch.zeros(LENGTH)], batch_first=True)[:-1].long()
+                  for rows in (texts, [torch.ones_like(text) for text in texts])]
+        return dict(zip(("input_ids", "attention_mask"), padded)), torch.tensor([sample["label"] for sample in samples])
+    tokens = torch.from_numpy(np.fromfile(f"{out}/{name}.tokens", "<u2").astype("int64"))
+    rows = torch.stack([tokens[i * LENGTH:i * LENGTH + LENGTH + 1] for i in range(step * BATCH, step * BATCH + BATCH)])
+    return {"input_ids": rows[:, :-1]}, rows[:, 1:].flatten()
 
 
 def make(out, steps):
     for name in TARGETS:
         model = base_of(name)
         model.save_pretrained(f"{out}/{name}")
-        tokens = np.cumsum(np.arange(1, 6001) % 7 + np.arange(6000) // 997) % 61
-        tokens.astype("<u2").tofile(f"{out}/{name}.tokens")
-        tokens = torch.from_numpy(tokens.astype("int64"))
+        if name == "bert":
+            write_texts(f"{out}/{name}.jsonl")
+        else:
+            write_tokens(f"{out}/{name}.tokens")
         save_adapter(adapt(model, name), name, f"{out}/{name}-adapter")
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
         for step in range(steps):
-            rows = rows_of(tokens, step)
-            loss = F.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
+            inputs, targets = batch_of(out, name, step)
+            loss = F.cross_entropy(model(**inputs).logits.flatten(0, -2), targets)
             optimizer.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -108,16 +149,18 @@ def compare(out, name):
     assert config["r"] == RANK and config["lora_alpha"] == ALPHA and config["peft_type"] == "LORA", config
     assert sorted(config["target_modules"]) == sorted(TARGETS[name]), config
     assert config["fan_in_fan_out"] == (name == "gpt2"), config
+    assert config.get("modules_to_save") == (["classifier"] if name == "bert" else None), config
     difference = max(((found[key] - value).abs().max() / value.abs().max()).item() for key, value in expected.items())
-    model, info = AutoModelForCausalLM.from_pretrained(f"{out}/{merged}", output_loading_info=True)
+    auto = AutoModelForSequenceClassification if name == "bert" else AutoModelForCausalLM
+    model, info = auto.from_pretrained(f"{out}/{merged}", output_loading_info=True)
     assert not any(info.values()), f"transformers complains of {info}"
-    adapted = adapt(AutoModelForCausalLM.from_pretrained(f"{out}/{name}"), name)
+    adapted = adapt(auto.from_pretrained(f"{out}/{name}"), name)
     for key, parameter in adapted.named_parameters():
-        if ".lora_" in key:
+        if in_adapter(key):
             parameter.data.copy_(found[PREFIX + key])
-    tokens = rows_of(torch.from_numpy(np.fromfile(f"{out}/{name}.tokens", "<u2").astype("int64")), 0)[:, :-1]
+    inputs, _ = batch_of(out, name, 0)
     with torch.no_grad():
-        theirs, ours = adapted.eval()(tokens).logits, model.eval()(tokens).logits
+        theirs, ours = adapted.eval()(**inputs).logits, model.eval()(**inputs).logits
     print(name, difference, ((ours - theirs).abs().max() / theirs.abs().max()).item())
 
 

@@ -91,16 +91,14 @@ json training_with_adapter(comm::World& world, const json& run) {
     std::vector<models::AdapterTensor> tensors;
     for (const models::LayerShape& layer : model.layer_shapes()) {
       for (const auto& parameter : layer.parameters) {
-        if (const std::string name = concat(layer.name, '.', parameter.name); models::is_adapter(name)) {
+        if (const std::string name = concat(layer.name, '.', parameter.name); model.lora().trains(name)) {
           tensors.push_back({name, at::full(parameter.sizes, 0.1)});
         }
       }
     }
     fs::create_directories(adapter);
     models::save_adapter(tensors, adapter);
-    const auto names = models::linear_names(model.shape());
-    write_file_atomically(adapter / config::kAdapterConfig,
-                          config::write_adapter_config(model.lora(), names, "", false).dump());
+    write_file_atomically(adapter / config::kAdapterConfig, config::write_adapter_config(model, "").dump());
   }
   return training(world, run);
 }
@@ -225,6 +223,7 @@ std::vector<KeyObserver> model_keys() {
       {"model", "gpt", "init_from", nullptr, (folder() / "gpt.safetensors").string(), training_with_weights},
       {"model", "bert", "from", nullptr, (folder() / "bert-folder").string(), training_from_bert_folder, bert},
       {"model", "bert", "init_from", nullptr, (folder() / "bert").string(), trained_before, bert},
+      {"model", "bert", "adapter", nullptr, (folder() / "bert-adapter").string(), training_with_adapter, bert},
       {"model", "bert", "layers", 1, 2, training, bert},
       {"model", "bert", "hidden", 16, 32, training, bert},
       {"model", "bert", "heads", 2, 4, training, bert},

@@ -2,7 +2,9 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/json.h>
+#include <trireme/base/text.h>
 #include <trireme/config/lora.h>
+#include <trireme/config/run_file.h>
 
 #include <algorithm>
 #include <array>
@@ -44,7 +46,6 @@ void refuse_other_methods(const JsonNode& root) {
                                    "use_dora",
                                    "rank_pattern",
                                    "alpha_pattern",
-                                   "modules_to_save",
                                    "layers_to_transform",
                                    "layers_pattern",
                                    "layer_replication",
@@ -68,6 +69,21 @@ void refuse_other_methods(const JsonNode& root) {
       start->as_string() != "eva" && start->as_string() != "orthogonal") {
     start->fail(concat('"', start->as_string(), "\" changes the base model's weights too"),
                 "Convert it to a plain LoRA with PEFT.");
+  }
+}
+
+// PEFT's for the head of any classifier are "classifier" and "score".
+void check_whole_layers(const JsonNode& root, const std::set<std::string>& ours) {
+  const JsonNode* modules = root.find("modules_to_save");
+  if (modules == nullptr || is_off(json(modules->plain()))) {
+    return;
+  }
+  for (const JsonNode& name : modules->elements()) {
+    if (ours.empty() || !(ours.contains(name.as_string()) || name.as_string() == "score")) {
+      name.fail(concat('"', printable(name.as_string()),
+                       "\" in full cannot be had beside adapters: only a bert's new \"classifier\" can"),
+                "Train the adapter without it.");
+    }
   }
 }
 
@@ -104,7 +120,7 @@ std::set<std::string> layers_of(const JsonNode& targets, const std::vector<std::
 
 } // namespace
 
-models::LoraOptions read_adapter_config(const fs::path& folder, const std::vector<std::string>& linear_names) {
+models::LoraOptions read_adapter_config(const fs::path& folder, const std::vector<models::LayerShape>& shapes) {
   const JsonNode root = parse_config(folder);
   refuse_other_methods(root);
   const auto require = [&](const char* key) -> const JsonNode& {
@@ -133,7 +149,9 @@ models::LoraOptions read_adapter_config(const fs::path& folder, const std::vecto
       dropout->fail(concat("must be from 0 to below 1, found ", lora.dropout));
     }
   }
-  lora.layers = layers_of(require("target_modules"), linear_names);
+  lora.layers = layers_of(require("target_modules"), models::linear_names(shapes));
+  lora.whole_layers = models::layers_beside_adapters(shapes);
+  check_whole_layers(root, lora.whole_layers);
   return lora;
 }
 
@@ -143,21 +161,28 @@ std::string base_of_adapter(const fs::path& folder) {
   return base == nullptr ? "" : base->as_string();
 }
 
-nlohmann::ordered_json write_adapter_config(const models::LoraOptions& lora,
-                                            const std::vector<std::string>& linear_names, const std::string& base,
-                                            bool transposed) {
+nlohmann::ordered_json write_adapter_config(const ModelConfig& model, const std::string& base) {
+  const models::LoraOptions& lora = model.lora();
   const bool is_whole = lora.alpha == std::floor(lora.alpha) && lora.alpha < 1e15;
-  return {{"peft_type", "LORA"},
-          {"task_type", "CAUSAL_LM"},
-          {"base_model_name_or_path", base},
-          {"inference_mode", true},
-          {"r", lora.rank},
-          {"lora_alpha",
-           is_whole ? nlohmann::ordered_json(static_cast<int64_t>(lora.alpha)) : nlohmann::ordered_json(lora.alpha)},
-          {"lora_dropout", lora.dropout},
-          {"target_modules", target_endings(lora.layers, linear_names)},
-          {"bias", "none"},
-          {"fan_in_fan_out", transposed}};
+  nlohmann::ordered_json out = {
+      {"peft_type", "LORA"},
+      {"task_type", nullptr}, // PEFT has none for masked tokens
+      {"base_model_name_or_path", base},
+      {"inference_mode", true},
+      {"r", lora.rank},
+      {"lora_alpha",
+       is_whole ? nlohmann::ordered_json(static_cast<int64_t>(lora.alpha)) : nlohmann::ordered_json(lora.alpha)},
+      {"lora_dropout", lora.dropout},
+      {"target_modules", target_endings(lora.layers, models::linear_names(model.layer_shapes()))},
+      {"bias", "none"},
+      {"fan_in_fan_out", model.kind == ModelConfig::Kind::gpt}}; // its files have matrices as [in, out]
+  if (model.is_language()) {
+    out["task_type"] = "CAUSAL_LM";
+  } else if (!lora.whole_layers.empty()) {
+    out["task_type"] = "SEQ_CLS";
+    out["modules_to_save"] = lora.whole_layers;
+  }
+  return out;
 }
 
 } // namespace trireme::config

@@ -63,6 +63,7 @@ void read_bert(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   if (values.find("init_from") != nullptr) {
     bert.init_from = paths.one(section, "init_from");
   }
+  bert.lora.init_from = paths.one(section, "adapter");
 }
 
 ordered_json write_bert(const RunConfig& run) {
@@ -75,7 +76,8 @@ ordered_json write_bert(const RunConfig& run) {
               {"classes", where(!masked, bert.classes)},
               {"mask_fraction", where(masked, run.data.mask_fraction)},
               {"mask_token", where(run.data.mask_token >= 0, run.data.mask_token)},
-              {"init_from", path_or_null(bert.init_from)}});
+              {"init_from", path_or_null(bert.init_from)},
+              {"adapter", path_or_null(bert.lora.init_from)}});
   return out;
 }
 

@@ -293,7 +293,7 @@ constexpr Feature kLora{"training.lora", "training.lora",
                         [](const Setting&) -> std::string { return "adapters"; }};
 constexpr Feature kAdapter{"model.adapter", "model.adapter",
                            [](const Setting& s) {
-                             return s.run != nullptr && s.run->model.is_language() &&
+                             return s.run != nullptr && s.run->model.reads_tokens() &&
                                     !s.run->model.lora().init_from.empty();
                            },
                            [](const Setting&) -> std::string { return "adapters"; }};

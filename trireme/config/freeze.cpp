@@ -2,7 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
-#include <trireme/models/options.h>
 
 #include <algorithm>
 #include <functional>
@@ -12,9 +11,9 @@ namespace trireme::config {
 
 std::vector<bool> frozen_among(const FreezeOptions& options, const std::vector<std::string>& names) {
   std::vector<bool> frozen(names.size(), false);
-  if (options.all_but_adapters) {
+  if (options.lora) {
     std::transform(names.begin(), names.end(), frozen.begin(),
-                   [](const std::string& name) { return !models::is_adapter(name); });
+                   [&](const std::string& name) { return !options.lora->trains(name); });
   }
   for (const Expression& expression : options.expressions) {
     const std::vector<bool> matches = matches_of(expression, names);
@@ -38,7 +37,7 @@ std::vector<bool> frozen_of_all(const FreezeOptions& options, const std::vector<
   if (!options.expressions.empty() && std::find(frozen.begin(), frozen.end(), false) == frozen.end()) {
     throw InputError("config",
                      concat(options.expressions.front().place, ": the expressions match all ",
-                            options.all_but_adapters ? "adapters" : concat(distinct.size(), " parameters"),
+                            options.lora ? "adapters" : concat(distinct.size(), " parameters"),
                             " of the model, so nothing is left to train"),
                      "Remove one of them, or make it match fewer names.");
   }

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <trireme/config/expressions.h>
+#include <trireme/models/options.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,10 +13,10 @@ namespace trireme::config {
 struct FreezeOptions {
   /// Searched for in names of parameters in checkpoints.
   std::vector<Expression> expressions = {};
-  /// All parameters but the adapters of "training.lora", in addition.
-  bool all_but_adapters = false;
+  /// All parameters but those that these adapters train, in addition.
+  std::optional<models::LoraOptions> lora = {};
 
-  bool on() const { return !expressions.empty() || all_but_adapters; }
+  bool on() const { return !expressions.empty() || lora; }
 };
 
 /// For each of these names, whether it is frozen. Cost: names times the lengths of name and expressions. Errors:

@@ -95,6 +95,7 @@ Section model_bert() {
     {"mask_fraction", H, "real 0..<1", "0.15", "masked_lm: share of the tokens that are predicted, above 0. 80 % of them are replaced by mask_token, 10 % by a random token, 10 % stay."},
     {"mask_token", H, "int >= 0", "null", "masked_lm: id of the mask token; without it the tokenizer's \"[MASK]\" or \"<mask>\", 256 for \"bytes\"."},
     {"init_from", H, "path", "null", "Weights to start from, without optimizer states or step: a Hugging Face folder, safetensors with its names, or a run folder or checkpoint of Trireme. A missing classifier is random."},
+    kAdapter,
   }};
 }
 
@@ -258,14 +259,14 @@ std::vector<Section> run_sections() {
     {"keep_checkpoints", H, "int >= 0", "3", "Older checkpoints than these are removed; 0: none is."},
     {"sample", H, "object", "null", "A text that the model writes at the end."},
     {"freeze", H, "texts", "[]", "Regular expressions: parameters whose name in checkpoints contains a match are not trained. docs/fine_tuning.md."},
-    {"lora", H, "object", "null", "Trains low-rank adapters (LoRA) of a gpt or llama instead of its weights. docs/fine_tuning.md."},
+    {"lora", H, "object", "null", "Trains low-rank adapters (LoRA) of a gpt, llama or bert instead of its weights, and a new classifier. docs/fine_tuning.md."},
     {"export", H, "path", "null", "Hugging Face folder that is written from the last checkpoint at the end: trireme export. A relative path starts at the working directory."},
   }});
   out.push_back({"training.lora", "", "Low-rank adapters of linear layers, which are trained instead of the model's weights. Hu et al. 2021, arXiv:2106.09685.", false, {
     {"rank", H, "int 1..65536", "8", "Rank of the adapters: rows of A, columns of B."},
     {"alpha", H, "real > 0", "16", "An adapter's result is multiplied by alpha / rank."},
     {"dropout", H, "real 0..<1", "0", "Probability with which a value of an adapter's input is set to zero while training."},
-    {"targets", H, "texts", "[]", "Regular expressions: linear layers of the blocks whose name contains a match have adapters. By default q_proj and v_proj of a llama, c_attn of a gpt."},
+    {"targets", H, "texts", "[]", "Regular expressions: linear layers of the blocks whose name contains a match have adapters. By default q_proj and v_proj of a llama, query and value of a bert, c_attn of a gpt."},
   }});
   out.push_back({"training.sample", "", "A text that the model writes at the end.", false, {
     {"prompt", H, "text", "\"\"", "Its beginning."},

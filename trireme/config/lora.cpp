@@ -32,10 +32,15 @@ std::set<std::string> names_in_blocks(const std::vector<std::string>& names) {
 }
 
 std::vector<Expression> default_targets(const RunConfig& run) {
-  if (run.model.kind == ModelConfig::Kind::gpt) {
-    return {{"c_attn$", "training.lora.targets"}};
+  const auto ending = [](const char* name) { return Expression{name, "training.lora.targets"}; };
+  switch (run.model.kind) {
+    case ModelConfig::Kind::llama:
+      return {ending("q_proj$"), ending("v_proj$")};
+    case ModelConfig::Kind::bert:
+      return {ending("query$"), ending("value$")};
+    default:
+      return {ending("c_attn$")};
   }
-  return {{"q_proj$", "training.lora.targets"}, {"v_proj$", "training.lora.targets"}};
 }
 
 std::set<std::string> matched_layers(const std::vector<Expression>& targets, const std::vector<std::string>& names) {
@@ -124,9 +129,9 @@ std::optional<LoraConfig> read_lora(const Values& values) {
 
 void check_lora(const JsonNode& root, RunConfig& run) {
   std::optional<LoraConfig>& config = run.training.lora;
-  if (!run.model.is_language()) {
+  if (!run.model.reads_tokens()) {
     if (config) {
-      place(root, "training", "lora").fail("only a gpt or llama can have adapters", "Leave it out.");
+      place(root, "training", "lora").fail("only a gpt, llama or bert can have adapters", "Leave it out.");
     }
     return;
   }
@@ -134,7 +139,8 @@ void check_lora(const JsonNode& root, RunConfig& run) {
   if (!config && lora.init_from.empty()) {
     return;
   }
-  const std::vector<std::string> names = models::linear_names(run.model.shape());
+  const std::vector<models::LayerShape> shapes = run.model.layer_shapes();
+  const std::vector<std::string> names = models::linear_names(shapes);
   std::optional<models::LoraOptions> saved;
   std::error_code ignored;
   if (!lora.init_from.empty() && (!config || fs::exists(lora.init_from, ignored))) { // resumed runs need not have it
@@ -143,7 +149,7 @@ void check_lora(const JsonNode& root, RunConfig& run) {
           .fail(concat("there is no ", (lora.init_from / kAdapterConfig).string(), ", which a PEFT folder has"),
                 concat("Name the folder that holds ", kAdapterConfig, " and adapter_model.safetensors."));
     }
-    saved = read_adapter_config(lora.init_from, names);
+    saved = read_adapter_config(lora.init_from, shapes);
     note_other_base(root, run);
   }
   if (!config) {
@@ -157,11 +163,12 @@ void check_lora(const JsonNode& root, RunConfig& run) {
     lora.alpha = config->alpha;
     lora.dropout = config->dropout;
     lora.layers = matched_layers(config->targets, names);
+    lora.whole_layers = models::layers_beside_adapters(shapes);
     if (saved) {
       check_agreement(root, lora, *saved);
     }
   }
-  run.training.freeze.all_but_adapters = true;
+  run.training.freeze.lora = lora;
   if (!run.training.export_to.empty() && run.model.init_from().empty()) {
     place(root, "training", "export")
         .fail("adapters are exported for a base model, and this run begins with random weights",

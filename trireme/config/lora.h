@@ -17,7 +17,7 @@ namespace trireme::config {
 class Values;
 struct RunConfig;
 
-/// "training.lora": low-rank adapters of a language model (models::LoraOptions has what follows from it).
+/// "training.lora": low-rank adapters of a language model or a bert (models::LoraOptions has what follows from it).
 struct LoraConfig {
   int64_t rank = 8;
   double alpha = 16;

@@ -305,7 +305,7 @@ fs::path& ModelConfig::init_from() {
 }
 
 models::LoraOptions& ModelConfig::lora() {
-  return kind == Kind::llama ? llama.lora : gpt.lora;
+  return kind == Kind::llama ? llama.lora : kind == Kind::bert ? bert.lora : gpt.lora;
 }
 
 const models::LoraOptions& ModelConfig::lora() const {

@@ -76,7 +76,7 @@ struct ModelConfig {
   /// Of a built-in type.
   std::filesystem::path& init_from();
   const std::filesystem::path& init_from() const;
-  /// Adapters of a language model.
+  /// Adapters of what reads_tokens().
   models::LoraOptions& lora();
   const models::LoraOptions& lora() const;
 };

@@ -35,7 +35,7 @@ int64_t export_adapter(const checkpoint::Checkpoint& saved, const config::RunCon
   for (const models::LayerShape& layer : model.layer_shapes()) {
     for (const auto& parameter : layer.parameters) {
       const std::string name = concat(layer.name, '.', parameter.name);
-      if (!models::is_adapter(name)) {
+      if (!model.lora().trains(name)) {
         continue;
       }
       const at::Tensor value = at::empty(parameter.sizes, at::kFloat);
@@ -45,10 +45,8 @@ int64_t export_adapter(const checkpoint::Checkpoint& saved, const config::RunCon
     }
   }
   models::save_adapter(tensors, folder);
-  const bool transposed = model.kind == config::ModelConfig::Kind::gpt;
-  const auto described =
-      config::write_adapter_config(model.lora(), models::linear_names(model.shape()), base.string(), transposed);
-  write_file_atomically(folder / config::kAdapterConfig, described.dump(2) + "\n");
+  write_file_atomically(folder / config::kAdapterConfig,
+                        config::write_adapter_config(model, base.string()).dump(2) + "\n");
   return elements;
 }
 

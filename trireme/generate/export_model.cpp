@@ -154,7 +154,7 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
   const auto saved = checkpoint::Checkpoint::open(from);
   const config::RunConfig run = run_of(saved, "export");
   config::ModelConfig model = model_in(saved, run);
-  const models::LoraOptions lora = model.is_language() ? model.lora() : models::LoraOptions();
+  const models::LoraOptions lora = model.lora();
   if (merge && !lora.on()) {
     throw InputError("export", concat(saved.folder().string(), " has no adapters that could be merged"),
                      "Leave --merge out.");

@@ -86,8 +86,8 @@ Trained load_checkpoint(const fs::path& path) {
 // Adds a PEFT folder's adapters to the weights.
 void merge(const fs::path& adapter, Trained& trained) {
   models::TransformerShape shape = trained.model.shape();
-  shape.lora = config::read_adapter_config(adapter, models::linear_names(shape));
-  const ReadParameter read = models::adapter_values(adapter, models::layer_shapes(shape));
+  shape.lora = config::read_adapter_config(adapter, models::layer_shapes(shape));
+  const ReadParameter read = models::adapter_values(shape.lora, models::layer_shapes(shape));
   for (const auto& item : trained.model.module()->named_parameters()) {
     merge_adapter(item.key(), item.value(), shape.lora, read);
   }

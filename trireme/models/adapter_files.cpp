@@ -15,11 +15,11 @@ constexpr const char* kBefore = "base_model.model.";
 
 using Sizes = std::map<std::string, std::vector<int64_t>>;
 
-Sizes adapters_in(const std::vector<LayerShape>& shapes) {
+Sizes trained_in(const std::vector<LayerShape>& shapes, const LoraOptions& lora) {
   Sizes sizes;
   for (const LayerShape& layer : shapes) {
     for (const LayerShape::Parameter& parameter : layer.parameters) {
-      if (const std::string name = concat(layer.name, '.', parameter.name); is_adapter(name)) {
+      if (const std::string name = concat(layer.name, '.', parameter.name); lora.trains(name)) {
         sizes[name_in_adapter_file(name)] = parameter.sizes;
       }
     }
@@ -38,11 +38,11 @@ std::string name_in_adapter_file(const std::string& parameter) {
   return concat(kBefore, parameter);
 }
 
-std::function<void(const std::string&, const at::Tensor&)> adapter_values(const std::filesystem::path& folder,
+std::function<void(const std::string&, const at::Tensor&)> adapter_values(const LoraOptions& lora,
                                                                           const std::vector<LayerShape>& shapes) {
-  const std::filesystem::path path = folder / kAdapterFile;
+  const std::filesystem::path path = lora.init_from / kAdapterFile;
   const auto file = std::make_shared<const checkpoint::Safetensors>(checkpoint::Safetensors::open(path));
-  const Sizes wanted = adapters_in(shapes);
+  const Sizes wanted = trained_in(shapes, lora);
   for (const checkpoint::TensorInfo& tensor : file->tensors()) {
     const auto found = wanted.find(tensor.name);
     if (found == wanted.end()) {

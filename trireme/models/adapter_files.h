@@ -18,13 +18,13 @@ inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
 /// "base_model.model." and the parameter's name, as in the file.
 std::string name_in_adapter_file(const std::string& parameter);
 
-/// Returns a function that fills a full parameter of an adapter from the folder. Cost: nothing is read until it is
-/// called. Errors: InputError when the file's tensors are not exactly the adapters in `shapes`, with their sizes: then
-/// it belongs to another base model, rank or targets.
+/// Returns a function that fills a full parameter that `lora` trains from the folder lora.init_from. Cost: nothing is
+/// read until it is called. Errors: InputError when the file's tensors are not exactly those in `shapes`, with their
+/// sizes: then it belongs to another base model, rank or targets.
 std::function<void(const std::string& name, const at::Tensor& parameter)> adapter_values(
-    const std::filesystem::path& folder, const std::vector<LayerShape>& shapes);
+    const LoraOptions& lora, const std::vector<LayerShape>& shapes);
 
-/// A tensor of an adapter to be written, by its name in the model.
+/// A tensor to be written, by its name in the model: of an adapter, or of a layer trained in full beside them.
 struct AdapterTensor {
   std::string name;
   at::Tensor value;

@@ -1,6 +1,7 @@
 #include <trireme/models/bert.h>
 
 #include <trireme/base/error.h>
+#include <trireme/models/adapters.h>
 #include <trireme/models/dropout.h>
 #include <trireme/parallel/context/attention.h>
 #include <trireme/parallel/tensor/exchange.h>
@@ -67,7 +68,8 @@ at::Tensor BertSelfAttentionImpl::forward(const at::Tensor& x_BTH, const at::Ten
   const int64_t T = x.size(1);
   const int64_t H = query->weight.size(0); // of this rank's heads
   const auto split_heads = [&](tensor::ColumnParallelLinear& linear) {
-    return at::linear(x, linear->weight, linear->bias).view({B, T, heads_, H / heads_}).transpose(1, 2);
+    const at::Tensor y = linear->adapted(at::linear(x, linear->weight, linear->bias), x_BTH);
+    return y.view({B, T, heads_, H / heads_}).transpose(1, 2);
   };
   const bool drops = dropout_ > 0 && is_training();
   const tensor::OwnRandom own(ranks_.tensor.group.rank(), drops ? ranks_.tensor.group.size() : 1,
@@ -94,7 +96,7 @@ at::Tensor BertOutputImpl::forward(const at::Tensor& x, const at::Tensor& residu
   return LayerNorm->forward(residual + drop(dense->forward(x), dropout_, is_training(), ranks_));
 }
 
-BertBlockImpl::BertBlockImpl(const BertOptions& options, const ModelRanks& ranks) {
+BertBlockImpl::BertBlockImpl(const BertOptions& options, const ModelRanks& ranks, int64_t layer) {
   nn::Module& attention = name_only(*this, "attention");
   self_attention = attention.register_module("self", BertSelfAttention(options, ranks));
   attention_output = attention.register_module("output", BertOutput(options.hidden, options, ranks));
@@ -102,6 +104,7 @@ BertBlockImpl::BertBlockImpl(const BertOptions& options, const ModelRanks& ranks
       name_only(*this, "intermediate")
           .register_module("dense", tensor::ColumnParallelLinear(options.hidden, options.width_of_mlp(), ranks.tensor));
   output = register_module("output", BertOutput(options.width_of_mlp(), options, ranks));
+  add_adapters(*this, concat("bert.encoder.layer.", layer), options.lora);
 }
 
 std::pair<at::Tensor, at::Tensor> BertBlockImpl::forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT) {

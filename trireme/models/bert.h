@@ -80,7 +80,8 @@ TORCH_MODULE(BertOutput);
 /// output.dense.
 class BertBlockImpl : public torch::nn::Module {
  public:
-  explicit BertBlockImpl(const BertOptions& options, const ModelRanks& ranks = {});
+  /// `layer`: index from 0, which decides whether it has adapters.
+  explicit BertBlockImpl(const BertOptions& options, const ModelRanks& ranks = {}, int64_t layer = 0);
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
 
   BertSelfAttention self_attention{nullptr};

@@ -46,7 +46,7 @@ pipeline::LayerList bert_layers(const BertOptions& options, const ModelRanks& ra
   layers.push_back(named(words, words_name));
   layers.push_back(named(LayerSpec<BertEmbeddings>(options, ranks), "bert.embeddings"));
   for (int64_t i = 0; i < options.layers; ++i) {
-    layers.push_back(named(LayerSpec<BertBlock>(options, ranks), concat("bert.encoder.layer.", i)));
+    layers.push_back(named(LayerSpec<BertBlock>(options, ranks, i), concat("bert.encoder.layer.", i)));
   }
   switch (options.head) {
     case Head::masked_lm:

@@ -10,6 +10,7 @@ using Split = LayerShape::Parameter::Split;
 
 constexpr const char* kLoraA = ".lora_A.weight";
 constexpr const char* kLoraB = ".lora_B.weight";
+constexpr const char* kClassifier = "classifier";
 
 // Adds weight [out, in], bias [out] and adapter of a linear layer of a block.
 void add_linear(LayerShape& layer, const LoraOptions& lora, const std::string& name, int64_t out, int64_t in, bool bias,
@@ -63,6 +64,20 @@ LayerShape llama_block(const TransformerShape& shape, int64_t i) {
   return block;
 }
 
+LayerShape bert_block(const BertOptions& options, int64_t i) {
+  const int64_t h = options.hidden, mlp = options.width_of_mlp();
+  LayerShape block{Kind::block, concat("bert.encoder.layer.", i), {}};
+  for (const char* name : {"query", "key", "value"}) {
+    add_linear(block, options.lora, concat("attention.self.", name), h, h, true, Split::rows);
+  }
+  add_linear(block, options.lora, "attention.output.dense", h, h, true, Split::columns);
+  add_norm(block, "attention.output.LayerNorm", h, true);
+  add_linear(block, options.lora, "intermediate.dense", mlp, h, true, Split::rows);
+  add_linear(block, options.lora, "output.dense", h, mlp, true, Split::columns);
+  add_norm(block, "output.LayerNorm", h, true);
+  return block;
+}
+
 } // namespace
 
 TransformerShape shape_of(const GptOptions& options) {
@@ -109,6 +124,7 @@ TransformerShape shape_of(const BertOptions& options) {
   shape.vocab_size = options.vocab_size;
   shape.dropout = options.dropout;
   shape.attention_bias = shape.attention_output_bias = shape.mlp_bias = true;
+  shape.lora = options.lora;
   return shape;
 }
 
@@ -141,14 +157,16 @@ bool is_adapter(std::string_view parameter) {
   return parameter.ends_with(kLoraA) || parameter.ends_with(kLoraB);
 }
 
-std::vector<std::string> linear_names(const TransformerShape& shape) {
+bool LoraOptions::trains(std::string_view parameter) const {
+  return is_adapter(parameter) || whole_layers.contains(std::string(parameter.substr(0, parameter.rfind('.'))));
+}
+
+std::vector<std::string> linear_names(const std::vector<LayerShape>& shapes) {
   constexpr std::string_view kWeight = ".weight";
-  TransformerShape plain = shape;
-  plain.lora = {};
   std::vector<std::string> names;
-  for (const LayerShape& layer : layer_shapes(plain)) {
+  for (const LayerShape& layer : shapes) {
     for (const LayerShape::Parameter& parameter : layer.parameters) {
-      if (layer.kind == Kind::block && parameter.sizes.size() == 2) {
+      if (layer.kind == Kind::block && parameter.sizes.size() == 2 && !is_adapter(parameter.name)) {
         names.push_back(concat(layer.name, '.', parameter.name.substr(0, parameter.name.size() - kWeight.size())));
       }
     }
@@ -156,51 +174,41 @@ std::vector<std::string> linear_names(const TransformerShape& shape) {
   return names;
 }
 
+std::set<std::string> layers_beside_adapters(const std::vector<LayerShape>& shapes) {
+  std::set<std::string> names;
+  for (const LayerShape& layer : shapes) {
+    if (layer.name == kClassifier) {
+      names.insert(layer.name);
+    }
+  }
+  return names;
+}
+
 std::vector<LayerShape> bert_layer_shapes(const BertOptions& options) {
-  using Kind = LayerShape::Kind;
-  using Parameters = std::vector<LayerShape::Parameter>;
-  const int64_t h = options.hidden, mlp = options.width_of_mlp();
-  const auto linear = [](Parameters& to, const std::string& name, int64_t out, int64_t in, Split split = Split::none) {
-    to.push_back({name + ".weight", {out, in}, split});
-    to.push_back({name + ".bias", {out}, split == Split::rows ? split : Split::none});
-  };
-  const auto norm = [h](Parameters& to, const std::string& name) {
-    to.push_back({name + ".weight", {h}});
-    to.push_back({name + ".bias", {h}});
-  };
+  const int64_t h = options.hidden;
   std::vector<LayerShape> shapes = {
       {Kind::tokens, "bert.embeddings.word_embeddings", {{"weight", {options.vocab_size, h}, Split::rows}}},
       {Kind::positions,
        "bert.embeddings",
        {{"position_embeddings.weight", {options.sequence_length, h}},
         {"token_type_embeddings.weight", {options.segments, h}}}}};
-  norm(shapes.back().parameters, "LayerNorm");
+  add_norm(shapes.back(), "LayerNorm", h, true);
   for (int64_t i = 0; i < options.layers; ++i) {
-    Parameters& block = shapes.emplace_back(LayerShape{Kind::block, concat("bert.encoder.layer.", i), {}}).parameters;
-    for (const char* name : {"query", "key", "value"}) {
-      linear(block, concat("attention.self.", name), h, h, Split::rows);
-    }
-    linear(block, "attention.output.dense", h, h, Split::columns);
-    norm(block, "attention.output.LayerNorm");
-    linear(block, "intermediate.dense", mlp, h, Split::rows);
-    linear(block, "output.dense", h, mlp, Split::columns);
-    norm(block, "output.LayerNorm");
+    shapes.push_back(bert_block(options, i));
   }
-  const auto part = [&](const std::string& name) -> Parameters& {
-    return shapes.emplace_back(LayerShape{Kind::head, name, {}}).parameters;
+  const auto part = [&](const std::string& name) -> LayerShape& {
+    return shapes.emplace_back(LayerShape{Kind::head, name, {}});
   };
   if (options.head == BertOptions::Head::masked_lm) {
-    Parameters& transform = part("cls.predictions.transform");
-    linear(transform, "dense", h, h);
-    norm(transform, "LayerNorm");
+    LayerShape& transform = part("cls.predictions.transform");
+    add_linear(transform, {}, "dense", h, h, true, Split::none);
+    add_norm(transform, "LayerNorm", h, true);
     shapes.push_back(shapes.front());
     shapes.back().kind = Kind::head;
-    part("cls.predictions").push_back({"bias", {options.vocab_size}, Split::rows});
+    part("cls.predictions").parameters.push_back({"bias", {options.vocab_size}, Split::rows});
   } else if (options.head == BertOptions::Head::classes) {
-    linear(part("bert.pooler"), "dense", h, h);
-    Parameters& classifier = part("classifier");
-    classifier.push_back({"weight", {options.classes, h}});
-    classifier.push_back({"bias", {options.classes}});
+    add_linear(part("bert.pooler"), {}, "dense", h, h, true, Split::none);
+    part(kClassifier).parameters = {{"weight", {options.classes, h}}, {"bias", {options.classes}}};
   }
   return shapes;
 }

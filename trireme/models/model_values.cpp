@@ -25,9 +25,9 @@ ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<Laye
     read_from(family, shapes, init_from);
   }
   if (lora.on() && !lora.init_from.empty()) {
-    fill_ = [adapters = adapter_values(lora.init_from, shapes), others = std::move(fill_)](
-                const std::string& name, const at::Tensor& parameter) {
-      (is_adapter(name) ? adapters : others)(name, parameter);
+    fill_ = [lora, adapters = adapter_values(lora, shapes), others = std::move(fill_)](const std::string& name,
+                                                                                       const at::Tensor& parameter) {
+      (lora.trains(name) ? adapters : others)(name, parameter);
     };
   }
 }

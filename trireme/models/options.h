@@ -10,7 +10,7 @@
 
 namespace trireme::models {
 
-/// Low-rank adapters of a language model: Hu et al. 2021, arXiv:2106.09685 (parallel/tensor/adapter.h).
+/// Low-rank adapters of a language model or a bert: Hu et al. 2021, arXiv:2106.09685 (parallel/tensor/adapter.h).
 struct LoraOptions {
   /// Rank of the adapters.
   int64_t rank = 0;
@@ -20,11 +20,16 @@ struct LoraOptions {
   double dropout = 0;
   /// Names of the adapted linear layers, from linear_names(): "model.layers.0.self_attn.q_proj". Empty: no adapters.
   std::set<std::string> layers;
+  /// Names of layers that are trained in full beside the adapters and saved with them, as PEFT's modules_to_save:
+  /// layers_beside_adapters().
+  std::set<std::string> whole_layers = {};
   /// Initial values: a folder of PEFT. Empty: A random from the model's seed, B zero.
   std::filesystem::path init_from = {};
 
   bool on() const { return !layers.empty(); }
   double scale() const { return alpha / static_cast<double>(rank); }
+  /// Whether a parameter is an adapter's, or one of `whole_layers`: it is trained, and saved in a folder of PEFT.
+  bool trains(std::string_view parameter) const;
 };
 
 /// Whether a parameter is an adapter's: its name ends with ".lora_A.weight" or ".lora_B.weight".
@@ -194,7 +199,9 @@ inline std::vector<LayerShape> layer_shapes(const LlamaOptions& options) {
 }
 
 /// Names of the linear layers of the blocks, in order: those that can have an adapter.
-std::vector<std::string> linear_names(const TransformerShape& shape);
+std::vector<std::string> linear_names(const std::vector<LayerShape>& shapes);
+/// Names of layers that must be trained in full where others have adapters, because they are new: a bert's classifier.
+std::set<std::string> layers_beside_adapters(const std::vector<LayerShape>& shapes);
 
 /// A small convolutional classifier for images [B, channels, side, side].
 struct CnnOptions {
@@ -247,6 +254,7 @@ struct BertOptions {
   /// Initial weights: a Hugging Face folder, safetensors with its names (a file or an index), or a run folder or
   /// checkpoint of Trireme. Empty: random from `seed`.
   std::filesystem::path init_from = {};
+  LoraOptions lora = {};
   int64_t seed = 1234;
 
   int64_t width_of_mlp() const { return intermediate > 0 ? intermediate : 4 * hidden; }
