@@ -1,4 +1,5 @@
-// The commands and run files of docs/data.md, docs/fine_tuning.md and docs/generation.md run in their order.
+// The commands and run files of docs/data.md, docs/fine_tuning.md, docs/generation.md and examples/finetune/README.md
+// run in their order.
 #include "page_folder.h"
 
 #include <tests/support/page_blocks.h>
@@ -49,6 +50,23 @@ class PagesTest : public PageFolder {
       EXPECT_EQ(run.status, 0) << command << '\n' << run.output;
     }
   }
+  // A small BERT with the same tokenizer stands for MiniLM.
+  void make_minilm() const {
+    const ordered_json run = {
+        {"model",
+         {{"type", "bert"},
+          {"layers", 1},
+          {"hidden", 16},
+          {"heads", 2},
+          {"sequence_length", 64},
+          {"head", "classes"},
+          {"classes", 6}}},
+        {"data", {{"type", "labelled_text"}, {"train", "data/novels/train.jsonl"}, {"tokenizer", "letters.json"}}},
+        {"training", {{"steps", 1}, {"export", "data/minilm"}}},
+        {"engine", {{"train_batch_size", 2}}}};
+    write_file_atomically(folder / "minilm.json", run.dump());
+    run_command("trireme train minilm.json --out runs/minilm");
+  }
   Finished train(const std::string& part, const std::string& out) const {
     write_file_atomically(folder / "page.json", with_the_rest(part));
     return few_steps(concat("trireme train page.json --out runs/", out));
@@ -97,6 +115,53 @@ TEST_F(PagesTest, FineTuning) {
   }
   EXPECT_EQ(files, 2);
   EXPECT_EQ(commands, 4);
+}
+
+// Novels of ten short chapters, enough for sentences.py.
+void write_novels(const std::filesystem::path& folder) {
+  for (const char* name :
+       {"emma", "mansfield-park", "northanger-abbey", "persuasion", "pride-and-prejudice", "sense-and-sensibility"}) {
+    std::string text;
+    for (int i = 0; i < 10 * 150; ++i) {
+      text += i % 150 == 0 ? concat("\n\nCHAPTER ", i / 150 + 1, "\n\n") : "";
+      text += concat("Line ", i, " tells of a walk in the garden of ", name, ". ");
+    }
+    write_file_atomically(folder / concat(name, ".txt"), text);
+  }
+}
+
+TEST_F(PagesTest, FineTuningExample) {
+  namespace fs = std::filesystem;
+  for (const char* example : {"examples/finetune", "examples/smollm2"}) {
+    fs::create_directories(folder / example);
+    fs::copy(fs::path(test::source_dir()) / example, folder / example, fs::copy_options::recursive);
+  }
+  fs::rename(folder / "smollm2", folder / "data/smollm2");
+  for (const char* name : {"train.txt", "validation.txt"}) {
+    fs::copy(folder / "data/austen/emma.txt", folder / "data/austen" / name);
+  }
+  write_novels(folder / "data/austen");
+  int trained = 0, commands = 0;
+  for (const test::PageBlock& block : test::blocks_of("examples/finetune/README.md")) {
+    SCOPED_TRACE(block.where);
+    for (const std::string& command : block.language.empty() ? test::commands_of(block) : std::vector<std::string>()) {
+      if (command.starts_with("python3 examples/finetune/")) {
+        run_command(concat('"', test::python(), '"', command.substr(command.find(' '))));
+        make_minilm();
+      } else if (command.starts_with("trireme train ")) {
+        const Finished run = few_steps(command);
+        EXPECT_EQ(run.status, 0) << command << '\n' << run.output;
+        ++trained;
+      } else if (command.starts_with("trireme ")) {
+        run_command(command);
+        ++commands;
+      }
+    }
+  }
+  EXPECT_EQ(trained, 5);
+  EXPECT_EQ(commands, 1);
+  EXPECT_TRUE(fs::exists(folder / "data/smollm2-austen-adapter/adapter_model.safetensors"));
+  EXPECT_TRUE(fs::exists(folder / "data/novels-adapter/adapter_model.safetensors"));
 }
 
 TEST_F(PagesTest, Generation) {
