@@ -306,7 +306,7 @@ Model bert(const models::BertOptions& options, int64_t tokens, const Conditions&
   models::TransformerShape shape = models::shape_of(options);
   shape.sequence_length = tokens;
   models::BertOptions one = options;
-  one.layers = std::min<int64_t>(options.layers, 1);
+  one.layers = options.lora.on() ? options.layers : std::min<int64_t>(options.layers, 1);
   Model model = model_of(models::bert_layer_shapes(one), shape, conditions);
   if (options.head == models::BertOptions::Head::classes) {
     model.loss_kept = bytes_of(conditions.type) * conditions.samples * options.classes;
