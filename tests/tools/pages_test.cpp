@@ -23,6 +23,15 @@ class PagesTest : public PageFolder {
     for (const char* name : {"data/austen/emma.txt", "books.txt", "novels.txt"}) {
       write_file_atomically(folder / name, text);
     }
+    std::string chats;
+    for (int i = 0; i < 40; ++i) {
+      chats +=
+          concat(R"({"messages": [{"role": "user", "content": "Which line?"}, {"role": "assistant", "content": "Line )",
+                 i, "\"}]}\n");
+    }
+    for (const char* name : {"chats.jsonl", "held_out.jsonl"}) {
+      write_file_atomically(folder / name, chats);
+    }
     make_smollm2();
     write_file_atomically(
         folder / "smollm2/chat_template.jinja",
@@ -92,7 +101,7 @@ TEST_F(PagesTest, Data) {
       }
     }
   }
-  EXPECT_EQ(files, 3);
+  EXPECT_EQ(files, 4);
   EXPECT_EQ(commands, 1);
 }
 
@@ -102,9 +111,10 @@ TEST_F(PagesTest, FineTuning) {
     SCOPED_TRACE(block.where);
     if (block.language.starts_with("json")) {
       const bool lora = block.text.find("lora") != std::string::npos;
-      const Finished run = train(block.text, lora ? "novels" : "frozen");
+      const bool all = block.text.find("jsonl") != std::string::npos;
+      const Finished run = train(block.text, lora ? "novels" : all ? "chats" : "frozen");
       EXPECT_EQ(run.status, 0) << run.output;
-      EXPECT_THAT(run.output, HasSubstr(" trained"));
+      EXPECT_THAT(run.output, HasSubstr(all ? "JSON lines: " : " trained"));
       ++files;
     } else {
       for (const std::string& command : test::commands_of(block)) {
@@ -113,7 +123,7 @@ TEST_F(PagesTest, FineTuning) {
       }
     }
   }
-  EXPECT_EQ(files, 2);
+  EXPECT_EQ(files, 3);
   EXPECT_EQ(commands, 4);
 }
 
