@@ -55,7 +55,7 @@ struct TokenizeResult {
 /// what LineEncoder says; an end token counts. The folder appears whole or not at all.
 ///
 /// Memory: about 1 MB for each block under way, of which there are twice as many as threads; what long JSON lines need
-/// one at a time (about 10 times their bytes); the tokenizer, with a cache of words for each thread; a bit for each
+/// one at a time (up to 22 times their bytes); the tokenizer, with a cache of words for each thread; a bit for each
 /// token of a shard in which not all count. Cost: one pass; reading and unpacking is one thread's.
 ///
 /// Errors: InputError naming the file (and line) for input that cannot be read, files without any token, an output
