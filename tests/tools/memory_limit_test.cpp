@@ -59,5 +59,23 @@ TEST_F(MemoryLimitTest, FreedActivationsAreUsedAgain) {
   EXPECT_THAT(trained.output, HasSubstr("step 6/6"));
 }
 
+/// Two ranks read 1.25 GB of tokens, all of them once and then samples at random, where they may have 400 MB together.
+TEST_F(MemoryLimitTest, ACorpusLargerThanTheLimitTrains) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs memory of its own";
+  }
+  const test::LimitedGroup group(400'000'000);
+  if (!group.exists() || test::machine_swaps()) {
+    GTEST_SKIP() << "this user may not make control groups, or the machine swaps";
+  }
+  std::filesystem::resize_file(folder / "tokens.bin", 1'250'000'000); // zeros that take no room on the disk
+  const Finished trained =
+      sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"), " -n 2 --out ", path("out"),
+                " --set model.layers=1 --set model.sequence_length=512 --set training.steps=4"),
+         200);
+  EXPECT_EQ(trained.status, 0) << trained.output;
+  EXPECT_THAT(trained.output, HasSubstr("step 4/4"));
+}
+
 } // namespace
 } // namespace trireme::tools

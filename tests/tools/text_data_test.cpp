@@ -1,4 +1,4 @@
-// Runs on texts, whose tokens are made once, and on mixtures.
+// Runs on texts and JSON lines, whose tokens are made once, and on mixtures.
 #include "shell.h"
 
 #include <gmock/gmock.h>
@@ -127,6 +127,94 @@ TEST_F(TextDataTest, AMixtureGoesOnInTheMiddle) {
   const Finished other = run("parts", "-n 2 --resume --set training.steps=9 --set data.shuffle=false");
   EXPECT_EQ(other.status, 2);
   EXPECT_THAT(other.output, HasSubstr("the saved data position is not one of mixture"));
+}
+
+// Texts, prompts and conversations, and a template for these.
+class LinesDataTest : public TextDataTest {
+ protected:
+  LinesDataTest() {
+    std::string lines;
+    for (int i = 0; i < 90; ++i) {
+      const std::string words = concat("rows of ", i * i % 97, " and ", i);
+      lines += i % 3 == 0 ? json{{"text", words}}.dump()
+               : i % 3 == 1
+                   ? json{{"prompt", "how many? "}, {"response", words}}.dump()
+                   : json{{"messages",
+                           {{{"role", "user"}, {"content", "who?"}}, {{"role", "assistant"}, {"content", words}}}}}
+                         .dump();
+      lines += '\n';
+    }
+    write_file_atomically(folder / "lines.jsonl", lines);
+    write_file_atomically(folder / "rows.jinja",
+                          "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+                          "{% if add_generation_prompt %}assistant: {% endif %}");
+  }
+  static std::string lines_data(const std::string& more = "") {
+    return concat(R"({"type": "jsonl", "train": "lines.jsonl", "chat_template": "rows.jinja")", more, '}');
+  }
+};
+
+TEST_F(LinesDataTest, LossesAreThoseOfShards) {
+  const auto expect_same = [&](const std::string& loss_on) {
+    const Finished made =
+        sh(concat(kTrireme, " data tokenize ", path("lines.jsonl"), " --tokenizer bytes --loss-on ", loss_on,
+                  " --chat-template ", path("rows.jinja"), " --force --out ", path("shards")));
+    ASSERT_EQ(made.status, 0) << made.output;
+    write_data(R"({"type": "tokens", "train": "shards"})");
+    const Finished shards = run("of_shards", "-n 2");
+    ASSERT_EQ(shards.status, 0) << shards.output;
+    write_data(lines_data(concat(R"(, "loss_on": ")", loss_on, '"')));
+    const Finished lines = run("of_lines", "-n 2", "TRIREME_LOG=debug TRIREME_LOG_ALL_RANKS=1");
+    ASSERT_EQ(lines.status, 0) << lines.output;
+    EXPECT_EQ(times_in(lines.output, "tokenized into"), 1) << lines.output;
+    EXPECT_EQ(losses("of_lines"), losses("of_shards"));
+    EXPECT_EQ(state("of_lines") == state("of_shards"), true);
+  };
+  expect_same("response");
+  const std::vector<double> of_responses = losses("of_lines");
+  fs::remove_all(folder / "of_lines");
+  fs::remove_all(folder / "of_shards");
+  expect_same("all");
+  EXPECT_NE(losses("of_lines"), of_responses);
+  const Finished again = run("again", "-n 2", "TRIREME_LOG=debug TRIREME_LOG_ALL_RANKS=1");
+  ASSERT_EQ(again.status, 0) << again.output;
+  EXPECT_EQ(times_in(again.output, "tokenized into") + times_in(again.output, "tokenizing"), 0) << again.output;
+}
+
+TEST_F(LinesDataTest, AMixtureGoesOnInTheMiddleWithOtherRanks) {
+  write_data(concat(R"({"type": "mixture", "tokenizer": "bytes", "sets": [{"weight": 2, "data": )", lines_data(),
+                    R"(}, {"weight": 1, "data": {"type": "text", "train": "text.txt"}}]})"));
+  const std::string one_rank = "-n 1 --set engine.gradient_accumulation_steps=2";
+  const Finished half = run("parts", "-n 2 --set training.steps=3");
+  ASSERT_EQ(half.status, 0) << half.output;
+  fs::copy(folder / "parts", folder / "other", fs::copy_options::recursive);
+  ASSERT_EQ(run("parts", "-n 2 --resume").status, 0);
+  const Finished rest = run("other", one_rank + " --resume");
+  ASSERT_EQ(rest.status, 0) << rest.output;
+  ASSERT_EQ(run("whole", "-n 2").status, 0);
+  EXPECT_EQ(state("parts") == state("whole"), true);
+  EXPECT_EQ(losses("other"), losses("whole")) << "two halves of a batch have one sum";
+}
+
+TEST_F(LinesDataTest, BadKeysAndLinesAreRefusedInOneLine) {
+  const auto refused = [&](const std::string& data) {
+    write_data(data);
+    const Finished finished = run("out", "-n 2");
+    EXPECT_EQ(finished.status, 2) << data << '\n' << finished.output;
+    EXPECT_EQ(times_in(finished.output, "\n"), 1) << finished.output;
+    return finished.output;
+  };
+  EXPECT_THAT(refused(R"({"type": "text", "train": "text.txt", "loss_on": "all"})"),
+              AllOf(HasSubstr("run.json:3:"), HasSubstr("loss_on"), HasSubstr("unknown key")));
+  EXPECT_THAT(refused(lines_data(R"(, "loss_on": "answers")")), AllOf(HasSubstr("run.json:3:"), HasSubstr("loss_on")));
+  EXPECT_THAT(refused(R"({"type": "jsonl", "train": "lines.jsonl", "chat_template": "absent.jinja"})"),
+              AllOf(HasSubstr("run.json:3:"), HasSubstr("absent.jinja")));
+  EXPECT_THAT(refused(R"({"type": "jsonl", "train": "lines.jsonl", "chat_template": "absent"})"),
+              AllOf(HasSubstr("run.json:3:"), HasSubstr("there is no chat template \"absent\"")));
+  write_file_atomically(folder / "rows.jinja", "{{ raise_exception(\"no users\") }}");
+  EXPECT_THAT(refused(lines_data()), AllOf(HasSubstr("lines.jsonl:3: "), HasSubstr("no users")));
+  write_file_atomically(folder / "lines.jsonl", "{\"text\": \"a\"}\n{\"texts\": \"a\"}\n");
+  EXPECT_THAT(refused(lines_data()), HasSubstr("lines.jsonl:2: the key \"text\" is missing"));
 }
 
 TEST_F(TextDataTest, BadMixturesAreRefusedByKeyAndLine) {
