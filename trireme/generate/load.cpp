@@ -10,6 +10,7 @@
 #include <trireme/generate/merge.h>
 #include <trireme/generate/model_files.h>
 #include <trireme/models/adapter_files.h>
+#include <trireme/parallel/tensor/split_module.h>
 #include <trireme/tokenizer/tokenizer_files.h>
 
 #include <torch/utils.h>
@@ -27,15 +28,42 @@ namespace fs = std::filesystem;
                    "A \"gpt\" or \"llama\" does.");
 }
 
-Trained load_huggingface(const fs::path& folder) {
+models::ModelRanks split_among(const tensor::Ranks& ranks) {
+  models::ModelRanks all;
+  all.tensor = ranks;
+  return all;
+}
+
+enum class Change { replaces, adds };
+
+// Calls f(name, full parameter) for each. Of one that is split f gets zeros, and this rank takes its part of the
+// result.
+template <class F>
+void change_parameters(const torch::nn::Module& module, Change change, const F& f) {
+  const tensor::Placements split = tensor::placements_of(module);
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor own = item.value().detach();
+    const auto part = split.find(item.value().unsafeGetTensorImpl());
+    if (part == split.end()) {
+      f(item.key(), own);
+      continue;
+    }
+    const at::Tensor whole = torch::zeros(part->second.global_shape, own.options());
+    f(item.key(), whole);
+    const at::Tensor box = tensor::box_of(whole, part->second, own.sizes());
+    change == Change::adds ? own.add_(box) : own.copy_(box);
+  }
+}
+
+Trained load_huggingface(const fs::path& folder, const tensor::Ranks& ranks) {
   const config::HuggingFaceModel read = config::read_huggingface_model(folder);
   Trained trained;
   switch (read.family) {
     case models::TransformerShape::Family::gpt:
-      trained.model = models::LanguageModel(read.gpt);
+      trained.model = models::LanguageModel(read.gpt, split_among(ranks));
       break;
     case models::TransformerShape::Family::llama:
-      trained.model = models::LanguageModel(read.llama);
+      trained.model = models::LanguageModel(read.llama, split_among(ranks));
       break;
     case models::TransformerShape::Family::bert:
       refuse(folder, "bert");
@@ -48,7 +76,7 @@ Trained load_huggingface(const fs::path& folder) {
   return trained;
 }
 
-Trained load_checkpoint(const fs::path& path) {
+Trained load_checkpoint(const fs::path& path, const tensor::Ranks& ranks) {
   const auto saved = checkpoint::Checkpoint::open(path);
   config::RunConfig run = run_of(saved, "generate");
   config::ModelConfig& model = run.model;
@@ -64,14 +92,14 @@ Trained load_checkpoint(const fs::path& path) {
   }
   model.init_from().clear(); // the checkpoint has the weights
   const models::LoraOptions lora = std::exchange(model.lora(), {});
-  trained.model = models::LanguageModel(model.language());
+  trained.model = models::LanguageModel(model.language(), split_among(ranks));
   const ReadParameter read = [&saved](const std::string& name, const at::Tensor& value) {
     saved.read_into(name, 0, value.detach());
   };
-  for (const auto& item : trained.model.module()->named_parameters()) {
-    read(item.key(), item.value());
-    merge_adapter(item.key(), item.value(), lora, read);
-  }
+  change_parameters(*trained.model.module(), Change::replaces, [&](const std::string& name, const at::Tensor& value) {
+    read(name, value);
+    merge_adapter(name, value, lora, read);
+  });
   trained.end_tokens = tokenizer::end_token_ids_in(kept_folder(saved.folder()));
   trained.step = saved.step();
   trained.files = kept_folder(saved.folder());
@@ -88,9 +116,9 @@ void merge(const fs::path& adapter, Trained& trained) {
   models::TransformerShape shape = trained.model.shape();
   shape.lora = config::read_adapter_config(adapter, models::layer_shapes(shape));
   const ReadParameter read = models::adapter_values(shape.lora, models::layer_shapes(shape));
-  for (const auto& item : trained.model.module()->named_parameters()) {
-    merge_adapter(item.key(), item.value(), shape.lora, read);
-  }
+  change_parameters(*trained.model.module(), Change::adds, [&](const std::string& name, const at::Tensor& value) {
+    merge_adapter(name, value, shape.lora, read);
+  });
 }
 
 // The Hugging Face folder that a PEFT folder names as its base model.
@@ -108,20 +136,20 @@ fs::path base_folder(const fs::path& adapter) {
 
 } // namespace
 
-Trained load(const fs::path& path, const fs::path& adapter) {
+Trained load(const fs::path& path, const fs::path& adapter, const tensor::Ranks& ranks) {
   std::error_code ignored;
   if (!adapter.empty()) {
-    Trained trained = load(path);
+    Trained trained = load(path, {}, ranks);
     merge(adapter, trained);
     return trained;
   }
   if (fs::is_regular_file(path / "config.json", ignored)) {
-    return load_huggingface(path);
+    return load_huggingface(path, ranks);
   }
   if (fs::is_regular_file(path / config::kAdapterConfig, ignored)) {
-    return load(base_folder(path), path);
+    return load(base_folder(path), path, ranks);
   }
-  return load_checkpoint(path);
+  return load_checkpoint(path, ranks);
 }
 
 } // namespace trireme::generate

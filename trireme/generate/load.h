@@ -2,6 +2,7 @@
 
 #include <trireme/data/tokenizer.h>
 #include <trireme/models/language_model.h>
+#include <trireme/parallel/tensor/ranks.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -25,8 +26,10 @@ struct Trained {
 
 /// Reads a Hugging Face folder (config.json in it), a folder of PEFT whose base model is a folder of this machine, the
 /// newest intact checkpoint of a run folder or checkpoints folder, or the given checkpoint. `adapter`: a folder of PEFT
-/// for this model; empty: none. Adapters are merged into the weights. Errors: InputError when there is none, its model
-/// is no language model, or the adapter belongs to another base model.
-Trained load(const std::filesystem::path& path, const std::filesystem::path& adapter = {});
+/// for this model; empty: none. Adapters are merged into the weights. `ranks`: those that split the model; each reads
+/// the files, and keeps its part. Errors: InputError when there is none, its model is no language model, the adapter
+/// belongs to another base model, or the ranks do not divide the model's heads.
+Trained load(const std::filesystem::path& path, const std::filesystem::path& adapter = {},
+             const tensor::Ranks& ranks = {});
 
 } // namespace trireme::generate

@@ -10,6 +10,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <exception>
 #include <span>
 #include <utility>
 
@@ -32,10 +33,11 @@ void check_prompt(const Ids& prompt, int64_t vocab_size) {
 class Texts {
  public:
   Texts(const models::LanguageModel& model, std::vector<Ids> prompts, const SampleOptions& options,
-        const OnToken& on_token)
+        const OnToken& on_token, const comm::Group& ranks)
       : model_(model),
         options_(options),
         on_token_(on_token),
+        ranks_(ranks),
         texts_(std::move(prompts)),
         device_(model.module()->parameters().front().device()),
         cache_(static_cast<int64_t>(texts_.size()), capacity()) {
@@ -92,6 +94,36 @@ class Texts {
   }
 
   void choose(const at::Tensor& all_logits) {
+    const at::Tensor chosen = at::zeros({std::ssize(texts_), 2}, at::kLong); // a token, and what follows
+    std::exception_ptr failed;
+    if (ranks_.rank() == 0) {
+      try {
+        choose_here(all_logits, chosen);
+      } catch (...) {
+        failed = std::current_exception();
+        chosen.fill_(kFailed);
+      }
+    }
+    if (ranks_.size() > 1) {
+      ranks_.broadcast(chosen, 0, "chosen tokens").wait();
+    }
+    if (failed) {
+      std::rethrow_exception(failed);
+    }
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      const int64_t* const row = chosen.const_data_ptr<int64_t>() + 2 * i;
+      if (row[1] == kFailed) {
+        throw PeerError("generate", "rank 0 failed while it chose the next tokens", "Its own message says why.");
+      }
+      if (!ended_[i]) {
+        texts_[i].push_back(static_cast<int32_t>(row[0]));
+        ended_[i] = row[1] == kEnds;
+      }
+    }
+  }
+
+  // Fills the rows of texts that still grow.
+  void choose_here(const at::Tensor& all_logits, const at::Tensor& chosen) {
     const int64_t size =
         options_.vocab_size > 0 ? std::min(options_.vocab_size, all_logits.size(1)) : all_logits.size(1);
     const at::Tensor logits = all_logits.narrow(1, 0, size).to(at::kCPU, at::kFloat);
@@ -100,15 +132,19 @@ class Texts {
         continue;
       }
       const int32_t token = choose_token(logits[static_cast<int64_t>(i)], texts_[i], options_.choice, generators_[i]);
-      texts_[i].push_back(token);
       const bool is_end = std::ranges::find(options_.end_tokens, token) != options_.end_tokens.end();
-      ended_[i] = (on_token_ && on_token_(i, token)) || is_end;
+      int64_t* const row = chosen.mutable_data_ptr<int64_t>() + 2 * i;
+      row[0] = token;
+      row[1] = (on_token_ && on_token_(i, token)) || is_end ? kEnds : kGoesOn;
     }
   }
+
+  static constexpr int64_t kGoesOn = 0, kEnds = 1, kFailed = -1;
 
   const models::LanguageModel& model_;
   const SampleOptions& options_;
   const OnToken& on_token_;
+  const comm::Group& ranks_;
   std::vector<Ids> texts_;
   std::vector<size_t> prompt_sizes_;
   std::vector<at::Generator> generators_;
@@ -120,7 +156,7 @@ class Texts {
 } // namespace
 
 std::vector<Ids> continue_prompts(const models::LanguageModel& model, std::vector<Ids> prompts,
-                                  const SampleOptions& options, const OnToken& on_token) {
+                                  const SampleOptions& options, const OnToken& on_token, const comm::Group& ranks) {
   const c10::InferenceMode inference; // fused::linear() is faster then
   check(options.choice);
   for (Ids& prompt : prompts) {
@@ -133,7 +169,7 @@ std::vector<Ids> continue_prompts(const models::LanguageModel& model, std::vecto
     return std::vector<Ids>(prompts.size());
   }
   const engine::EvaluationMode evaluating(*model.module());
-  return Texts(model, std::move(prompts), options, on_token).grow();
+  return Texts(model, std::move(prompts), options, on_token, ranks).grow();
 }
 
 Ids sample(const models::LanguageModel& model, Ids prompt, const SampleOptions& options) {

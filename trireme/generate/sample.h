@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/comm/group.h>
 #include <trireme/generate/options.h>
 #include <trireme/models/language_model.h>
 
@@ -20,9 +21,14 @@ using OnToken = std::function<bool(size_t prompt, int32_t token)>;
 /// over the prompts, then one over the weights per token of all prompts. Errors: InputError for a prompt token outside
 /// the vocabulary, and for options outside their range. The model evaluates meanwhile, and each of its modules is as it
 /// was afterwards, even if `on_token` throws.
+///
+/// `ranks`: those that split the model (generate::load()). All of them call this with the same prompts and options, and
+/// get the same texts. Rank 0 chooses the tokens and alone calls `on_token`. Cost: a broadcast of 16 bytes a prompt for
+/// each token, beside the model's own exchanges. Errors: PeerError on the others if rank 0 throws, or a rank is lost.
 std::vector<std::vector<int32_t>> continue_prompts(const models::LanguageModel& model,
                                                    std::vector<std::vector<int32_t>> prompts,
-                                                   const SampleOptions& options, const OnToken& on_token = {});
+                                                   const SampleOptions& options, const OnToken& on_token = {},
+                                                   const comm::Group& ranks = {});
 
 /// One prompt, and its continuation after it.
 std::vector<int32_t> sample(const models::LanguageModel& model, std::vector<int32_t> prompt,

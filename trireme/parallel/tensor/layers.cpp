@@ -198,17 +198,15 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(int64_t vocabulary, int64
 }
 
 at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
-  if (fused::is_int8(weight)) {
-    return fused::embedding(weight, tokens_BT);
-  }
   if (ranks_.alone()) {
-    return EmbeddingImpl::forward(tokens_BT);
+    return fused::is_int8(weight) ? fused::embedding(weight, tokens_BT) : EmbeddingImpl::forward(tokens_BT);
   }
   const RankRange part = part_of(vocabulary_, ranks_);
   const at::Tensor elsewhere = tokens_BT.lt(part.begin).logical_or_(tokens_BT.ge(part.end));
   const at::Tensor outside =
       tokens_BT.lt(0).logical_or_(tokens_BT.ge(vocabulary_)); // fails on every rank, as with one rank
-  at::Tensor x = at::embedding(weight, (tokens_BT - part.begin).masked_fill_(elsewhere, 0).masked_fill_(outside, -1));
+  const at::Tensor ids = (tokens_BT - part.begin).masked_fill_(elsewhere, 0).masked_fill_(outside, -1);
+  at::Tensor x = fused::embedding(weight, ids);
   x = x.masked_fill(elsewhere.unsqueeze(-1), 0);
   return leave(x, ranks_);
 }

@@ -1,7 +1,9 @@
 #include <trireme/parallel/tensor/linear.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fused/few_rows.h>
 #include <trireme/fused/fused.h>
+#include <trireme/fused/int8.h>
 #include <trireme/fused/rows.h>
 #include <trireme/parallel/tensor/pieces.h>
 #include <trireme/parallel/tensor/split_mark.h>
@@ -241,6 +243,9 @@ at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const Ranks
     return whole_linear(x, weight);
   }
   check_split(x, ranks, ranks.group.size());
+  if (!ranks.splits_sequence() && (fused::is_int8(weight) || fused::is_few_rows(x, weight, {}))) { // generation
+    return start_sum(fused::linear(x, weight), ranks.group).wait();
+  }
   return RowLinear::apply(x, weight, ranks);
 }
 
