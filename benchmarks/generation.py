@@ -1,10 +1,11 @@
-"""Decodes text greedily with `trireme generate` and with transformers, in turns: tokens/s after the first token, and whether the ids are the same.
+"""Decodes text greedily with `trireme generate` and with transformers, in turns: prompt tokens/s, tokens/s after the first token, and whether the ids are the same.
+Where they are not, it prints by how much transformers' logits of the first two tokens that differ are apart.
 For one prompt at a time also the share of the memory's bandwidth: a token reads every weight once (an embedding only if the head is it), and the sum of a large
 array is what memory gives.
 
-    .venv/bin/python benchmarks/generation.py data/smollm2 data/austen/train.txt [--batches 1,8] [--tokens 64] [--rounds 3] [--dtype fp32] [--weights int8]
+    .venv/bin/python benchmarks/generation.py data/smollm2 data/austen/train.txt [--batches 1,8,32] [--prompts 8] [--words 12] [--tokens 64] [--rounds 3] [--dtype fp32] [--weights int8]
 
-Each run is a process of its own on the cores that this one may use. Prompts are beginnings of paragraphs, 12 words each; a batch has prompts of different lengths, which transformers pads on the left.
+Each run is a process of its own on the cores that this one may use. Prompts are beginnings of paragraphs, of --words words and up to a third fewer, at least as many as the batch; transformers pads them on the left.
 With --weights int8 only Trireme's weights are int8; transformers computes in --dtype.
 """
 import argparse
@@ -21,11 +22,8 @@ from turns import rotated
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def peer(spec):
-    """In a process of its own: transformers."""
+def load_peer(spec):
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    import time
-
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -33,7 +31,33 @@ def peer(spec):
     tokenizer = AutoTokenizer.from_pretrained(spec["folder"], padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(spec["folder"], dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[spec["dtype"]]).eval()
-    ids, after, seconds = [], 0, 0.0
+    return tokenizer, model
+
+
+def gaps(spec):
+    """In a process of its own: how far apart transformers' logits of the first tokens that differ are."""
+    import torch
+
+    tokenizer, model = load_peer(spec)
+    found = []
+    for prompt, ours, theirs in spec["differ"]:
+        same = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), None)
+        if same is None:  # one is the other's beginning
+            found.append(None)
+            continue
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokenizer(prompt)["input_ids"] + theirs[:same]])).logits[0, -1].float()
+        found.append([same, (logits[theirs[same]] - logits[ours[same]]).item()])
+    print(json.dumps(found))
+
+
+def peer(spec):
+    """In a process of its own: transformers."""
+    import time
+
+    tokenizer, model = load_peer(spec)
+    ids, after, seconds, read, reading = [], 0, 0.0, 0, 0.0
+    model.generate(**tokenizer(spec["prompts"][:1], return_tensors="pt"), max_new_tokens=2, do_sample=False, pad_token_id=tokenizer.pad_token_id)  # warm
     for begin in range(0, len(spec["prompts"]), spec["batch"]):
         batch = tokenizer(spec["prompts"][begin:begin + spec["batch"]], return_tensors="pt", padding=True)
         width, took = batch["input_ids"].shape[1], []
@@ -48,7 +72,9 @@ def peer(spec):
         ids += rows
         after += sum(len(row) - 1 for row in rows)
         seconds += took[1] - took[0]
-    print(json.dumps({"ids": ids, "tokens_per_s": after / seconds}))
+        read += int(batch["attention_mask"].sum())
+        reading += took[0]
+    print(json.dumps({"ids": ids, "tokens_per_s": after / seconds, "prompt_tokens_per_s": read / reading}))
 
 
 def ours(spec, trireme):
@@ -60,12 +86,15 @@ def ours(spec, trireme):
     if done.returncode != 0:
         sys.exit(f"trireme generate failed: {done.stdout}{done.stderr}")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    seconds, after = 0.0, 0
+    seconds, after, read, reading = 0.0, 0, 0, 0.0
     for begin in range(0, len(rows), spec["batch"]):
         count = sum(len(row["ids"]) - 1 for row in rows[begin:begin + spec["batch"]])
         seconds += count / rows[begin]["tokens_per_s"]
         after += count
-    return {"ids": [row["ids"] for row in rows], "tokens_per_s": after / seconds}
+        tokens = sum(row["prompt_tokens"] for row in rows[begin:begin + spec["batch"]])
+        read += tokens
+        reading += tokens / rows[begin]["prompt_tokens_per_s"]
+    return {"ids": [row["ids"] for row in rows], "tokens_per_s": after / seconds, "prompt_tokens_per_s": read / reading}
 
 
 def weight_bytes(folder, dtype, int8):
@@ -106,19 +135,23 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("text", type=pathlib.Path)
     parser.add_argument("--trireme", type=pathlib.Path, default=ROOT / "build/release/bin/trireme")
-    parser.add_argument("--batches", default="1,8")
+    parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--words", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--weights", choices=["int8"])
     args = parser.parse_args()
-    paragraphs = [" ".join(text.split()) for text in args.text.read_text().split("\n\n") if len(text) > 200]
-    prompts = [" ".join(text.split()[:8 + i % 8]) for i, text in enumerate(paragraphs[::37][:args.prompts])]
-    print(f"{args.dtype}{', weights int8' if args.weights else ''}, {len(prompts)} prompts, {args.tokens} tokens each, medians of {args.rounds} runs")
-    print(f"{'batch':>5} {'trireme tokens/s':>17} {'transformers':>13} {'ratio':>6}  prompts with the same ids")
+    batches = [int(size) for size in args.batches.split(",")]
+    paragraphs = [" ".join(text.split()) for text in args.text.read_text().split("\n\n") if len(text.split()) > max(30, args.words)]
+    texts = paragraphs[::max(1, len(paragraphs) // max(args.prompts, *batches, 40))]
+    all_prompts = [" ".join(text.split()[:args.words - i % (args.words // 3 + 1)]) for i, text in enumerate(texts)]
+    print(f"{args.dtype}{', weights int8' if args.weights else ''}, {args.tokens} tokens a prompt, medians of {args.rounds} runs; tokens/s of trireme and transformers, ratio")
+    print(f"{'batch':>5} {'prompt:':>8} {'':>13} {'':>6} {'text:':>8} {'':>13} {'':>6}  prompts with the same ids")
     memory = []
-    for batch in (int(size) for size in args.batches.split(",")):
+    for batch in batches:
+        prompts = all_prompts[:max(args.prompts, batch)]
         spec = {"folder": str(args.folder.resolve()), "prompts": prompts, "batch": batch, "tokens": args.tokens, "dtype": args.dtype, "int8": args.weights == "int8"}
         found = {"trireme": [], "transformers": []}
         for turn in range(args.rounds):
@@ -131,10 +164,17 @@ def main():
                 if done.returncode != 0:
                     sys.exit(f"transformers failed: {done.stderr}")
                 found[engine].append(json.loads(done.stdout.splitlines()[-1]))
-        speed = {engine: statistics.median(run["tokens_per_s"] for run in runs) for engine, runs in found.items()}
-        ratio = statistics.median(a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(found["trireme"], found["transformers"]))
-        same = sum(a == b for a, b in zip(found["trireme"][0]["ids"], found["transformers"][0]["ids"]))
-        print(f"{batch:5} {speed['trireme']:17.1f} {speed['transformers']:13.1f} {ratio:5.2f}x  {same} of {len(prompts)}", flush=True)
+        line = f"{batch:5}"
+        for what in ("prompt_tokens_per_s", "tokens_per_s"):
+            speed = {engine: statistics.median(run[what] for run in runs) for engine, runs in found.items()}
+            ratio = statistics.median(a[what] / b[what] for a, b in zip(found["trireme"], found["transformers"]))
+            line += f" {speed['trireme']:8.1f} {speed['transformers']:13.1f} {ratio:5.2f}x"
+        differ = [row for row in zip(prompts, found["trireme"][0]["ids"], found["transformers"][0]["ids"]) if row[1] != row[2]]
+        print(f"{line}  {len(prompts) - len(differ)} of {len(prompts)}", flush=True)
+        if differ:
+            done = subprocess.run([sys.executable, __file__, json.dumps({**spec, "differ": differ})], capture_output=True, text=True, check=True)
+            for (prompt, _, _), gap in zip(differ, json.loads(done.stdout.splitlines()[-1])):
+                print(f"      {prompt[:40]!r}: " + (f"token {gap[0]}, logits {gap[1]:.2g} apart" if gap else "one text is the other's beginning"), flush=True)
         if batch == 1:
             reads = speed["trireme"] * weight_bytes(args.folder, args.dtype, args.weights == "int8")
             print(f"      weights are read at {reads / 1e9:.1f} GB/s, {reads / statistics.median(memory):.0%} of what memory gives, "
@@ -143,6 +183,7 @@ def main():
 
 if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        peer(json.loads(sys.argv[1]))
+        given = json.loads(sys.argv[1])
+        (gaps if "differ" in given else peer)(given)
     else:
         main()

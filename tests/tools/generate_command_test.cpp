@@ -110,6 +110,33 @@ TEST_F(GenerateCommandTest, ChatPutsAMessageIntoTheTemplate) {
               HasSubstr("chat_template.jinja:1: the chat template refuses this conversation: Only \"bot\""));
 }
 
+TEST_F(GenerateCommandTest, RanksThatSplitTheModelGiveOneText) {
+  write_file_atomically(folder / "prompts", "the \nquick brown\nj\n");
+  const std::string how = "generate run --json --max-tokens 20 --temperature 0 --prompts prompts";
+  const auto split = [&](int ranks, int tensor) {
+    return command(concat("launch -n ", ranks, " -- ", kTrireme, ' ', how, " --tensor ", tensor));
+  };
+  const auto texts = [](const Finished& done) {
+    EXPECT_EQ(done.status, 0) << done.output;
+    std::istringstream lines(done.output);
+    std::vector<json> found;
+    for (std::string line; std::getline(lines, line);) {
+      found.push_back(json::parse(line).at("ids"));
+    }
+    return found;
+  };
+  const std::vector<json> whole = texts(command(how));
+  EXPECT_EQ(whole.size(), 3u);
+  EXPECT_EQ(texts(split(2, 2)), whole) << "the first rank alone prints";
+  const Finished heads = split(3, 3);
+  EXPECT_EQ(heads.status, 2) << heads.output;
+  EXPECT_THAT(heads.output, HasSubstr("the 3 tensor-parallel ranks must divide the 2 heads"));
+  const Finished ranks = split(2, 3);
+  EXPECT_EQ(ranks.status, 2) << ranks.output;
+  EXPECT_THAT(ranks.output, HasSubstr("--tensor is 3, but 2 ranks were started"));
+  EXPECT_EQ(command(how + " --tensor 2").status, 2);
+}
+
 TEST_F(GenerateCommandTest, Int8WeightsGiveTheTextOfATrainedModel) {
   const std::string how = "--prompt \"the qu\" --max-tokens 20 --temperature 0 ";
   const json text = rows(how).at(0).at("text");

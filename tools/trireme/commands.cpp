@@ -110,6 +110,10 @@ struct Parser {
         ->type_name("TEXT")
         ->needs(chat);
     c->add_option("--batch", generate.batch, "Prompts at a time")->check(at_least(1))->capture_default_str();
+    c->add_option("--tensor", generate.tensor,
+                  "Ranks that split the model: those of trireme launch -n N -- trireme generate")
+        ->check(at_least(1))
+        ->capture_default_str();
     generate::SampleOptions& sample = generate.sample;
     c->add_option("--max-tokens,--tokens", sample.tokens, "Tokens to add, at most")
         ->check(at_least(0))

@@ -36,6 +36,7 @@ struct GenerateCommand {
   bool chat = false;             ///< each prompt is the message of a user
   std::string system;            ///< with chat: the system's message; empty: none
   int64_t batch = 8;
+  int64_t tensor = 1; ///< ranks that split the model; each is started with the same command
   std::string dtype = "fp32";
   std::string weights; ///< "int8"; empty: dtype
   std::vector<std::string> stop;

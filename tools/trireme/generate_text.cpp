@@ -2,8 +2,10 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
+#include <trireme/comm/world.h>
 #include <trireme/device/choose.h>
 #include <trireme/device/move.h>
+#include <trireme/engine/same_options.h>
 #include <trireme/generate/chat_prompt.h>
 #include <trireme/generate/choose_token.h>
 #include <trireme/generate/load.h>
@@ -116,8 +118,9 @@ size_t find_stop(const std::string& text, const std::vector<std::string>& stops)
 
 class Batch {
  public:
-  Batch(const generate::Trained& trained, const GenerateCommand& command, const Words& words)
-      : trained_(trained), command_(command), words_(words) {}
+  /// `ranks` split the model; the first one prints.
+  Batch(const generate::Trained& trained, const GenerateCommand& command, const Words& words, const comm::Group& ranks)
+      : trained_(trained), command_(command), words_(words), ranks_(ranks) {}
 
   void run(const std::vector<std::string>& prompts, int64_t first) {
     std::vector<Growing> texts;
@@ -126,13 +129,18 @@ class Batch {
       ids.push_back(words_.ids_of(prompt));
       texts.push_back({.prompt = prompt, .ids = ids.back(), .before = words_.text_of(ids.back())});
     }
+    generate::SampleOptions options = command_.sample;
+    options.seed += first;
+    if (ranks_.rank() != 0) {
+      generate::continue_prompts(trained_.model, ids, options, {}, ranks_);
+      return;
+    }
     const bool streams = !command_.json && prompts.size() == 1;
     if (streams && !words_.is_chat()) {
       std::cout << clean_utf8(texts.front().before) << std::flush;
     }
-    generate::SampleOptions options = command_.sample;
-    options.seed += first;
-    auto after_first = Clock::now();
+    const auto begin = Clock::now();
+    auto after_first = begin;
     int64_t after = 0; // tokens after the first of each prompt
     generate::continue_prompts(trained_.model, ids, options, [&](size_t prompt, int32_t token) {
       Growing& text = texts[prompt];
@@ -153,12 +161,18 @@ class Batch {
       return stops;
     });
     const double seconds = std::chrono::duration<double>(Clock::now() - after_first).count();
+    const double reading = std::chrono::duration<double>(after_first - begin).count();
+    size_t read = 0;
+    for (const Growing& text : texts) {
+      read += text.ids.size();
+    }
     for (Growing& text : texts) {
       if (streams) {
         show(text, cut(text.continuation(words_)), /*all=*/true);
         std::cout << '\n';
       } else {
-        print(text, after > 0 ? static_cast<double>(after) / seconds : 0);
+        print(text, after > 0 ? static_cast<double>(after) / seconds : 0,
+              reading > 0 ? static_cast<double>(read) / reading : 0);
       }
     }
   }
@@ -186,7 +200,7 @@ class Batch {
     }
   }
 
-  void print(const Growing& text, double tokens_per_s) const {
+  void print(const Growing& text, double tokens_per_s, double prompt_tokens_per_s) const {
     const std::string continuation = clean_utf8(cut(text.continuation(words_)));
     if (!command_.json) {
       std::cout << clean_utf8(text.prompt) << (words_.is_chat() ? "\n" : "") << continuation << "\n\n";
@@ -196,6 +210,7 @@ class Batch {
                                   {"text", continuation},
                                   {"ids", text.added},
                                   {"prompt_tokens", text.ids.size()},
+                                  {"prompt_tokens_per_s", prompt_tokens_per_s},
                                   {"tokens_per_s", tokens_per_s}};
     if (trained_.step) {
       row["step"] = *trained_.step;
@@ -206,7 +221,21 @@ class Batch {
   const generate::Trained& trained_;
   const GenerateCommand& command_;
   const Words& words_;
+  const comm::Group& ranks_;
 };
+
+// Those of the launcher, if the model is split among ranks.
+std::optional<comm::World> world_of(const GenerateCommand& command) {
+  if (command.tensor == 1) {
+    return std::nullopt;
+  }
+  comm::World world = comm::World::connect();
+  if (world.size() != command.tensor) {
+    throw InputError("generate", concat("--tensor is ", command.tensor, ", but ", world.size(), " ranks were started"),
+                     concat("Start them with trireme launch -n ", command.tensor, " -- trireme generate."));
+  }
+  return world;
+}
 
 } // namespace
 
@@ -220,17 +249,27 @@ int generate_text(const GenerateCommand& given) {
     throw InputError("generate", "--chat has no message", "Give it as --prompt TEXT, or a file of them as --prompts.");
   }
   const std::vector<std::string> prompts = prompts_of(command);
-  const at::Device device = device::choose("auto", 0, 1);
+  const std::optional<comm::World> world = world_of(command);
+  const comm::Group ranks = world ? world->group() : comm::Group();
+  const at::Device device = device::choose("auto", world ? world->local_rank() : 0, world ? world->local_size() : 1);
   const bool int8 = command.weights == "int8";
   if (int8 && !device.is_cpu()) {
     throw InputError("generate", concat("--weights int8 is for the CPU, but the model runs on ", device.str()),
                      "Leave it out (--dtype bf16 halves the weights there), or set CUDA_VISIBLE_DEVICES= to use the "
                      "CPU.");
   }
-  generate::Trained trained = generate::load(command.from, command.adapter);
-  generate::convert_weights(trained.model, command.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
-                            int8 ? generate::WeightType::int8 : generate::WeightType::same);
-  device::move(*trained.model.module(), device);
+  generate::Trained trained;
+  const auto load = [&] {
+    trained = generate::load(command.from, command.adapter, {.group = ranks});
+    generate::convert_weights(trained.model, command.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+                              int8 ? generate::WeightType::int8 : generate::WeightType::same);
+    device::move(*trained.model.module(), device);
+  };
+  if (world) {
+    engine::check_together(ranks, load);
+  } else {
+    load();
+  }
   command.sample.vocab_size = trained.tokenizer ? trained.tokenizer->vocab_size() : 0;
   command.sample.end_tokens = trained.end_tokens;
   std::optional<generate::ChatPrompt> chat;
@@ -239,7 +278,7 @@ int generate_text(const GenerateCommand& given) {
     command.sample.end_tokens = chat->end_tokens();
   }
   const Words words(trained.tokenizer, std::move(chat));
-  Batch batch(trained, command, words);
+  Batch batch(trained, command, words, ranks);
   for (size_t begin = 0; begin < prompts.size(); begin += static_cast<size_t>(command.batch)) {
     const size_t end = std::min(prompts.size(), begin + static_cast<size_t>(command.batch));
     batch.run(
