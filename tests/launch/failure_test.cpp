@@ -79,6 +79,14 @@ TEST_F(FailureTest, AKillIsTheCauseAnExitCodeTheConsequence) {
   EXPECT_THAT(launch.err(), StartsWith("[launch] rank 1 was killed by SIGSEGV"));
 }
 
+TEST_F(FailureTest, ASigbusComesWithItsUsualCause) {
+  LaunchProcess launch(probes(2, {"0:sleep=60000", "1:kill=7"}), folder());
+  EXPECT_EQ(launch.wait(), 135);
+  EXPECT_THAT(launch.err(), AllOf(StartsWith("[launch] rank 1 was killed by SIGBUS"),
+                                  HasSubstr("a file that it had mapped was cut, or its disk failed"),
+                                  HasSubstr("Restore the file and continue from the last checkpoint")));
+}
+
 // The error that rank 0 gets is there before rank 1 has ended: it waits for its threads, or for its core dump.
 TEST_F(FailureTest, TheRankThatTheErrorNamesIsTheCause) {
   const std::string error =

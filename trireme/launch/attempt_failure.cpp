@@ -228,6 +228,12 @@ void Attempt::report_rank(size_t number) {
         "give the job more memory, or make it need less: smaller micro-batches, recomputation, a higher ZeRO stage, "
         "offload");
   }
+  const int status = rank.end.wait_status;
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS) {
+    job_.screen.say(
+        "SIGBUS: a file that it had mapped was cut, or its disk failed: tokens, a token cache, or a model's folder. "
+        "Restore the file and continue from the last checkpoint (trireme train: --resume)");
+  }
   if (!shown(number)) {
     for (const std::string& line : rank.output.last_lines().lines()) {
       job_.screen.say(concat("| ", line));
