@@ -4,8 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <random>
+#include <thread>
 
 namespace trireme::checkpoint {
 namespace {
@@ -168,6 +170,47 @@ TEST_F(CheckpointDamageTest, ANewerOneThanLatestNamesIsTakenIfItIsWhole) {
   EXPECT_THAT(warning_, AllOf(HasSubstr("rank00001.safetensors is missing"), HasSubstr("taking"),
                               HasSubstr("global_step1 (step 1)")));
   EXPECT_EQ(Checkpoint::open(folder_, "global_step1").step(), 1);
+}
+
+// `trireme generate` and `export` beside a run that saves and keeps one checkpoint.
+TEST_F(CheckpointDamageTest, WhatIsOpenedBesideARunThatSavesCanBeRead) {
+  OpenOptions options;
+  options.hold_files = true;
+  std::atomic<bool> is_done = false;
+  SaveOptions keep_one;
+  keep_one.keep_last = 1;
+  std::thread training([&] {
+    for (int64_t step = 3; !is_done; ++step) {
+      save(folder_, step_tag(step), comm::Group(),
+           {whole_of("w", weight(step)), whole_of("a", at::full({4}, static_cast<double>(step)))}, {{"serial", step}},
+           {}, keep_one);
+    }
+  });
+  int64_t last = 0;
+  for (int i = 0; i < 30; ++i) {
+    const Checkpoint opened = Checkpoint::open(folder_, "", options);
+    while (fs::exists(opened.folder())) {
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(at::equal(opened.read("w"), weight(opened.step())));
+    EXPECT_GE(opened.step(), last);
+    last = opened.step();
+  }
+  is_done = true;
+  training.join();
+}
+
+TEST_F(CheckpointDamageTest, ALatestThatIsWrittenAMomentLaterIsNoReasonToWarn) {
+  put_content(folder_ / "latest", "global_step1\n");
+  fs::last_write_time(folder_ / "latest",
+                      fs::last_write_time(folder_ / "global_step2" / "manifest.json") - std::chrono::milliseconds(1));
+  std::thread save([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    write_file_atomically(folder_ / "latest", "global_step2\n");
+  });
+  EXPECT_EQ(loaded_step(), 2);
+  save.join();
+  EXPECT_EQ(warning_, "");
 }
 
 // A run that took it for an empty one would start anew in its place. Root may read all: the test is nobody meanwhile.

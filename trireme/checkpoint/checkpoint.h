@@ -66,8 +66,11 @@ class Checkpoint {
   ///
   /// In the folder above, `tag` or else `latest` names the checkpoint. When `latest` is missing or stale, its
   /// checkpoint is damaged, or a newer one was written after it, opens the newest intact one and warns. A checkpoint
-  /// named by path or tag is opened or refused, never replaced by another. Cost: with hashes, one read of all files.
-  /// Errors: InputError if no checkpoint is intact, with the damage of each.
+  /// named by path or tag is opened or refused, never replaced by another. Another job may save there meanwhile: if it
+  /// removes the newest before that is opened, the newest is looked for again, a few times. Cost: with hashes, one read
+  /// of all files. If `latest` is stale, up to 0.3 s of waiting for the end of a save. Errors: InputError if no
+  /// checkpoint is intact, with the damage of each. Error if the one named by path or tag, or each newest one, was
+  /// removed while it was read.
   static Checkpoint open(const std::filesystem::path& path, const std::string& tag = "",
                          const OpenOptions& options = {});
 

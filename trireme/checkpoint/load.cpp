@@ -11,8 +11,10 @@
 #include <ATen/ops/empty.h>
 #include <nlohmann/json.hpp>
 
+#include <chrono>
 #include <cstring>
 #include <mutex>
+#include <thread>
 
 namespace trireme::checkpoint {
 
@@ -82,11 +84,31 @@ struct Checkpoint::Content {
 // Agrees with the other ranks on the checkpoint to open.
 class Opener {
  public:
+  static constexpr int kMostLooks = 10;
+  static constexpr int kWaits = 6;
+  static constexpr std::chrono::milliseconds kWait{50};
+
   Opener(const fs::path& path, const std::string& tag, const comm::Group& group, const OpenOptions& options)
       : path_(checkpoints_of(path)), tag_(tag), group_(group), options_(options) {}
 
   Checkpoint open() {
-    const json choice = decide(group_, json::object(), [&](const std::vector<json>&) { return candidates(); });
+    std::string removed;
+    for (int look = 0; look < kMostLooks; ++look) {
+      const json choice = decide(group_, json::object(), [&](const std::vector<json>&) { return candidates(); });
+      if (auto opened = open_one_of(choice, removed)) {
+        return *std::move(opened);
+      }
+      if (choice.at("is_named").get<bool>()) {
+        break;
+      }
+    }
+    throw Error("checkpoint", concat(removed, " was removed while it was read, perhaps by its training"),
+                "Try again, or raise training.keep_checkpoints.");
+  }
+
+ private:
+  // The first intact one. nullopt if one was removed before it was opened: `removed`.
+  std::optional<Checkpoint> open_one_of(const json& choice, std::string& removed) const {
     std::string problems;
     for (const std::string candidate : choice.at("folders")) {
       json report;
@@ -98,14 +120,23 @@ class Opener {
       } catch (const std::exception& error) {
         report = {{"problem", to_json(Problem::of(error))}};
       }
-      const json verdict =
-          decide(group_, report, [](const std::vector<json>& reports) { return to_json(joined(reports)); });
+      const json verdict = decide(group_, report, [&](const std::vector<json>& reports) {
+        json joint = to_json(joined(reports));
+        if (!joint.is_null()) {
+          joint["is_removed"] = !is_there(candidate);
+        }
+        return joint;
+      });
       if (verdict.is_null()) {
         if (group_.rank() == 0 && !(problems.empty() && choice.at("stale").get<std::string>().empty())) {
           log::warning("[checkpoint] ", choice.at("stale").get<std::string>(), problems, "taking ", candidate,
                        " (step ", content->manifest.about.step, ")");
         }
         return Checkpoint(content);
+      }
+      if (verdict.at("is_removed").get<bool>()) {
+        removed = candidate;
+        return std::nullopt;
       }
       problems += concat(verdict.at("happened").get<std::string>(), "; ");
     }
@@ -121,17 +152,43 @@ class Opener {
       throw InputError("checkpoint", concat("there is no folder ", path_.string()), "Check the path.");
     }
     if (is_there(path_ / kManifestName)) {
-      return {{"folders", {path_.string()}}, {"stale", ""}};
+      return named(path_);
     }
     if (!tag_.empty()) {
       if (!tag_problem(tag_).empty() || !is_there(path_ / tag_ / kManifestName)) {
         throw InputError("checkpoint", concat("there is no checkpoint \"", tag_, "\" in ", path_.string()),
                          did_you_mean(tag_, tags()));
       }
-      return {{"folders", {(path_ / tag_).string()}}, {"stale", ""}};
+      return named(path_ / tag_);
     }
+    std::string latest = read_latest(path_);
+    json found = listed(latest);
+    for (int wait = 0; wait < kWaits && found.at("is_due").get<bool>(); ++wait) {
+      std::this_thread::sleep_for(kWait);
+      if (const std::string now = read_latest(path_); now != latest) {
+        latest = now;
+        found = listed(latest);
+      }
+    }
+    if (std::error_code ignored; found.at("folders").empty() && fs::exists(path_ / "config.json", ignored)) {
+      throw InputError("checkpoint", concat(path_.string(), " is a Hugging Face folder, not a checkpoint"),
+                       "transformers opens it; a run file trains it (\"model\": {\"from\": FOLDER}). Here a run or its "
+                       "checkpoints are needed.");
+    }
+    if (found.at("folders").empty()) {
+      throw InputError("checkpoint", concat("there is no checkpoint in ", path_.string()),
+                       "Give the folder that holds global_step<N> folders.");
+    }
+    return found;
+  }
+
+  static json named(const fs::path& folder) {
+    return {{"folders", {folder.string()}}, {"stale", ""}, {"is_named", true}};
+  }
+
+  // Those to open, newest first. "is_due": a save that goes on would explain that `latest` is stale.
+  json listed(const std::string& latest) const {
     json folders = json::array();
-    const std::string latest = read_latest(path_);
     bool is_found = false;
     std::string newer; // than the one it names
     const std::vector<FoundCheckpoint> all = list_to_open(path_, latest);
@@ -142,17 +199,8 @@ class Opener {
                   : newer;
       folders.push_back(one.folder.string());
     }
-    if (std::error_code ignored; folders.empty() && fs::exists(path_ / "config.json", ignored)) {
-      throw InputError("checkpoint", concat(path_.string(), " is a Hugging Face folder, not a checkpoint"),
-                       "transformers opens it; a run file trains it (\"model\": {\"from\": FOLDER}). Here a run or its "
-                       "checkpoints are needed.");
-    }
-    if (folders.empty()) {
-      throw InputError("checkpoint", concat("there is no checkpoint in ", path_.string()),
-                       "Give the folder that holds global_step<N> folders.");
-    }
     std::string stale;
-    const std::string newest = fs::path(folders[0].get<std::string>()).filename().string();
+    const std::string newest = folders.empty() ? "" : fs::path(folders[0].get<std::string>()).filename().string();
     if (newest != latest) {
       stale = concat((path_ / kLatestName).string(),
                      latest.empty() ? " is missing or empty; "
@@ -162,10 +210,10 @@ class Opener {
       stale =
           concat((path_ / kLatestName).string(), " was made to name ", latest, " after ", newer, " had been saved; ");
     }
-    return {{"folders", folders}, {"stale", stale}};
+    return {
+        {"folders", folders}, {"stale", stale}, {"is_named", false}, {"is_due", newest != latest && !latest.empty()}};
   }
 
- private:
   std::vector<std::string> tags() const {
     std::vector<std::string> all;
     for (const FoundCheckpoint& one : list_checkpoints(path_)) {
@@ -184,6 +232,9 @@ class Opener {
       const bool verify_hash = options_.verify_hashes && file % size == static_cast<size_t>(group_.rank());
       if (const std::string problem = file_problem(folder, content.manifest, file, verify_hash); !problem.empty()) {
         throw InputError("checkpoint", problem);
+      }
+      if (options_.hold_files) {
+        content.file(file);
       }
     }
   }

@@ -34,6 +34,9 @@ struct SaveOptions {
 
 struct OpenOptions {
   bool verify_hashes = true;
+  /// Maps all files at once, so that the checkpoint can be read after its training has removed it. Cost: a header for
+  /// each file; the disk frees a removed file only when the checkpoint is closed.
+  bool hold_files = false;
 
   OpenOptions() = default;
   explicit OpenOptions(const CheckpointOptions& options) : verify_hashes(options.verify_hashes) {}

@@ -151,7 +151,7 @@ std::optional<int64_t> check_export_folder(const fs::path& folder, const fs::pat
 }
 
 Exported export_model(const fs::path& from, const fs::path& folder, std::optional<at::ScalarType> dtype, bool merge) {
-  const auto saved = checkpoint::Checkpoint::open(from);
+  const auto saved = open_held(from);
   const config::RunConfig run = run_of(saved, "export");
   config::ModelConfig model = model_in(saved, run);
   const models::LoraOptions lora = model.lora();
@@ -168,23 +168,15 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
   const ordered_json kept =
       fs::exists(config_file, ignored) ? JsonNode::parse_file(config_file).plain() : ordered_json::object();
   Exported out{saved.step(), 0, dtype.value_or(type_in(kept)), lora.on() && !merge, std::nullopt};
-  try {
-    if (out.is_adapter) {
-      out.dtype = dtype.value_or(at::kFloat);
-      fs::remove(config_file, ignored); // of the base model
-      fs::remove(made.path() / "generation_config.json", ignored);
-      out.parameters = export_adapter(saved, run, model, out.dtype, made.path());
-    } else {
-      model.lora() = {};
-      out.parameters = save_weights(saved, model, lora, out.dtype, made.path());
-      write_config(saved, model, kept, out.dtype, config_file);
-    }
-  } catch (const Error&) {
-    if (fs::exists(saved.folder(), ignored)) {
-      throw;
-    }
-    throw Error("export", concat(saved.folder().string(), " was removed while it was read, perhaps by its training"),
-                "Export again, or raise training.keep_checkpoints.");
+  if (out.is_adapter) {
+    out.dtype = dtype.value_or(at::kFloat);
+    fs::remove(config_file, ignored); // of the base model
+    fs::remove(made.path() / "generation_config.json", ignored);
+    out.parameters = export_adapter(saved, run, model, out.dtype, made.path());
+  } else {
+    model.lora() = {};
+    out.parameters = save_weights(saved, model, lora, out.dtype, made.path());
+    write_config(saved, model, kept, out.dtype, config_file);
   }
   write_export_mark(made.path(), out.step);
   for (const auto& item : fs::directory_iterator(made.path())) { // weights are written as those of a run, for its user

@@ -77,7 +77,7 @@ Trained load_huggingface(const fs::path& folder, const tensor::Ranks& ranks) {
 }
 
 Trained load_checkpoint(const fs::path& path, const tensor::Ranks& ranks) {
-  const auto saved = checkpoint::Checkpoint::open(path);
+  const auto saved = open_held(path);
   config::RunConfig run = run_of(saved, "generate");
   config::ModelConfig& model = run.model;
   if (!model.is_language()) {

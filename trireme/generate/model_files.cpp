@@ -123,6 +123,12 @@ void keep_labels(const std::vector<std::string>& labels, const fs::path& folder)
 
 } // namespace
 
+checkpoint::Checkpoint open_held(const fs::path& path) {
+  checkpoint::OpenOptions options;
+  options.hold_files = true;
+  return checkpoint::Checkpoint::open(path, "", options);
+}
+
 config::RunConfig run_of(const checkpoint::Checkpoint& saved, const char* area) {
   const JsonNode config =
       JsonNode::parse(saved.config().dump(), (saved.folder() / "manifest.json").string()); // errors name it
