@@ -7,6 +7,8 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <limits>
+#include <set>
 #include <stdexcept>
 
 namespace trireme::generate {
@@ -69,6 +71,25 @@ TEST(SampleTest, TheSeedDecides) {
   EXPECT_EQ(sample(model.ptr(), {1}, options), first);
   options.seed = 6;
   EXPECT_NE(sample(model.ptr(), {1}, options), first);
+}
+
+TEST(SampleTest, AllBitsOfTheSeedCount) {
+  models::Gpt model = small();
+  SampleOptions options;
+  options.tokens = 30;
+  options.choice.temperature = 1;
+  std::set<std::vector<int32_t>> texts;
+  for (const int64_t seed : {int64_t{-1}, int64_t{0xffffffff}, std::numeric_limits<int64_t>::max(), int64_t{1} << 32}) {
+    options.seed = seed;
+    texts.insert(sample(model.ptr(), {1}, options));
+    EXPECT_EQ(sample(model.ptr(), {1}, options), *texts.find(sample(model.ptr(), {1}, options)));
+  }
+  options.seed = 0;
+  texts.insert(sample(model.ptr(), {1}, options));
+  EXPECT_EQ(texts.size(), 5u);
+  options.seed = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(continue_prompts(model.ptr(), {{1}, {1}}, options).size(), 2u)
+      << "the second has the next one, modulo 2^64";
 }
 
 TEST(SampleTest, TopOneIsGreedy) {

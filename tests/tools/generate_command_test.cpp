@@ -45,7 +45,7 @@ class GenerateCommandTest : public RunFolder {
 };
 
 TEST_F(GenerateCommandTest, PromptsTogetherAreThoseAlone) {
-  write_file_atomically(folder / "prompts", "the \nquick brown\nj\n");
+  write_file_atomically(folder / "prompts", "the \n\nquick brown\n \r\nj\n"); // blank lines are skipped
   const std::string how = "--max-tokens 30 --temperature 0.9 --top-p 0.9 --repetition-penalty 1.1 ";
   for (const char* batch : {"--batch 8", "--batch 2"}) {
     const std::vector<json> together = rows(concat(how, "--seed 5 --prompts prompts ", batch));
@@ -190,9 +190,14 @@ TEST_F(GenerateCommandTest, ChatHasOneTokenOfTheBeginning) {
 
 TEST_F(GenerateCommandTest, BadInputIsRefusedInOneSentence) {
   write_file_atomically(folder / "none", "");
+  write_file_atomically(folder / "blank", "\n \r\n");
   for (const auto& [words, why] : {std::pair("--prompts missing", "missing"),
                                    {"--prompts none", "none has no prompts"},
+                                   {"--prompts blank", "blank has no prompts"},
+                                   {"--prompts run", "run is a folder"},
                                    {"--prompts none --prompt a", "--prompt"},
+                                   {"--prompt a --seed 99999999999999999999", "does not fit into 64 bits"},
+                                   {"--prompt a --seed 1x", "expected a whole number, got \"1x\""},
                                    {"--prompt a --top-p 0", "top_p is 0"},
                                    {"--prompt a --top-p 1.5", "top_p is 1.5"},
                                    {"--prompt a --min-p -1", "min_p is -1"},

@@ -7,7 +7,9 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
+#include <system_error>
 
 namespace trireme::tools {
 
@@ -24,6 +26,19 @@ CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, cons
   app->footer("Example:\n  " + example);
   app->callback([&result, &command] { result = command; });
   return app;
+}
+
+// CLI11 takes the largest number for one that does not fit.
+CLI::Validator whole_number() {
+  const auto check = [](const std::string& text) -> std::string {
+    int64_t number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    return error == std::errc::result_out_of_range ? concat('"', text, "\" does not fit into 64 bits")
+           : error != std::errc() || stop != end   ? concat("expected a whole number, got \"", text, '"')
+                                                   : "";
+  };
+  return CLI::Validator(check, "");
 }
 
 struct Parser {
@@ -101,7 +116,7 @@ struct Parser {
     c->add_option("--adapter", generate.adapter, "A folder of Hugging Face's PEFT: adapters (LoRA) of this model")
         ->type_name("FOLDER");
     CLI::Option* prompt = c->add_option("--prompt", generate.prompt, "The beginning of the text")->type_name("TEXT");
-    c->add_option("--prompts", generate.prompts, "A file with a prompt on each line")
+    c->add_option("--prompts", generate.prompts, "A file with a prompt on each line; blank lines are skipped")
         ->type_name("FILE")
         ->excludes(prompt);
     CLI::Option* chat =
@@ -135,6 +150,7 @@ struct Parser {
         ->capture_default_str();
     c->add_option("--stop", generate.stop, "The text ends before this; may be given again")->type_name("TEXT");
     c->add_option("--seed", sample.seed, "Seed of the choice; that of the second prompt is one more, and so on")
+        ->check(whole_number())
         ->capture_default_str();
     c->add_option("--dtype", generate.dtype, "Type of weights, activations and cache: fp32 or bf16")
         ->check(CLI::IsMember({"fp32", "bf16"}))

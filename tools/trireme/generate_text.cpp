@@ -77,10 +77,16 @@ std::vector<std::string> prompts_of(const GenerateCommand& command) {
   if (command.prompts.empty()) {
     return {command.prompt};
   }
+  if (std::error_code ignored; std::filesystem::is_directory(command.prompts, ignored)) {
+    throw InputError("generate", concat(command.prompts.string(), " is a folder"),
+                     "Give a text file with one prompt on each line.");
+  }
   std::ifstream file(command.prompts);
   std::vector<std::string> prompts;
   for (std::string line; std::getline(file, line);) {
-    prompts.push_back(line);
+    if (line.find_first_not_of(" \t\r") != std::string::npos) {
+      prompts.push_back(line);
+    }
   }
   if (!file.eof() || prompts.empty()) {
     throw InputError(
@@ -130,7 +136,7 @@ class Batch {
       texts.push_back({.prompt = prompt, .ids = ids.back(), .before = words_.text_of(ids.back())});
     }
     generate::SampleOptions options = command_.sample;
-    options.seed += first;
+    options.seed = static_cast<int64_t>(static_cast<uint64_t>(options.seed) + static_cast<uint64_t>(first));
     if (ranks_.rank() != 0) {
       generate::continue_prompts(trained_.model, ids, options, {}, ranks_);
       return;

@@ -25,7 +25,8 @@ struct SampleOptions {
   /// Tokens added to each text, at most.
   int64_t tokens = 200;
   Choice choice = {};
-  /// The text of prompt i draws from a generator with this plus i: it does not depend on the other prompts.
+  /// The text of prompt i draws from a generator with this plus i (modulo 2^64): it does not depend on the other
+  /// prompts.
   int64_t seed = 0;
   /// Only ids below it are chosen: those of the tokenizer, where the model's vocabulary is padded. 0: all.
   int64_t vocab_size = 0;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <random>
 #include <span>
 #include <utility>
 
@@ -29,6 +30,20 @@ void check_prompt(const Ids& prompt, int64_t vocab_size) {
   }
 }
 
+// Begins as torch.manual_seed(seed) does, which takes the low 32 bits, and with all 64 bits where the others are not 0.
+at::Generator generator_of(uint64_t seed) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  if (const auto high = static_cast<uint32_t>(seed >> 32); high != 0) {
+    std::seed_seq words{static_cast<uint32_t>(seed), high};
+    at::mt19937_data_pod state{seed, /*left_=*/1, /*seeded_=*/true, /*next_=*/0, {}};
+    words.generate(state.state_.begin(), state.state_.end());
+    at::mt19937 engine;
+    engine.set_data(state);
+    at::check_generator<at::CPUGeneratorImpl>(generator)->set_engine(engine);
+  }
+  return generator;
+}
+
 // The texts of all prompts, and which of them still grow.
 class Texts {
  public:
@@ -43,7 +58,7 @@ class Texts {
         cache_(static_cast<int64_t>(texts_.size()), capacity()) {
     for (size_t i = 0; i < texts_.size(); ++i) {
       prompt_sizes_.push_back(texts_[i].size());
-      generators_.push_back(at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed) + i));
+      generators_.push_back(generator_of(static_cast<uint64_t>(options.seed) + i));
     }
     ended_.resize(texts_.size());
   }
