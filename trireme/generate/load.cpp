@@ -2,6 +2,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/json.h>
+#include <trireme/base/log.h>
+#include <trireme/base/text.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/config/adapter_config.h>
 #include <trireme/config/huggingface_folder.h>
@@ -55,6 +57,12 @@ void change_parameters(const torch::nn::Module& module, Change change, const F& 
   }
 }
 
+[[noreturn]] void refuse_second(const fs::path& model, const char* is, const fs::path& adapter) {
+  throw InputError("generate",
+                   concat(model.string(), ' ', is, ", which already count, and ", adapter.string(), " would be added"),
+                   "Leave --adapter out, or name the base model's folder.");
+}
+
 Trained load_huggingface(const fs::path& folder, const tensor::Ranks& ranks) {
   const config::HuggingFaceModel read = config::read_huggingface_model(folder);
   Trained trained;
@@ -76,7 +84,8 @@ Trained load_huggingface(const fs::path& folder, const tensor::Ranks& ranks) {
   return trained;
 }
 
-Trained load_checkpoint(const fs::path& path, const tensor::Ranks& ranks) {
+// `adapter`: empty, or one that will be added.
+Trained load_checkpoint(const fs::path& path, const fs::path& adapter, const tensor::Ranks& ranks) {
   const auto saved = open_held(path);
   config::RunConfig run = run_of(saved, "generate");
   config::ModelConfig& model = run.model;
@@ -92,6 +101,9 @@ Trained load_checkpoint(const fs::path& path, const tensor::Ranks& ranks) {
   }
   model.init_from().clear(); // the checkpoint has the weights
   const models::LoraOptions lora = std::exchange(model.lora(), {});
+  if (lora.on() && !adapter.empty()) {
+    refuse_second(saved.folder(), "is of a run with adapters", adapter);
+  }
   trained.model = models::LanguageModel(model.language(), split_among(ranks));
   const ReadParameter read = [&saved](const std::string& name, const at::Tensor& value) {
     saved.read_into(name, 0, value.detach());
@@ -111,8 +123,16 @@ Trained load_checkpoint(const fs::path& path, const tensor::Ranks& ranks) {
   return trained;
 }
 
+// The last name of a path that may end with a slash.
+fs::path named_end(const fs::path& path) {
+  return path.has_filename() ? path.filename() : path.parent_path().filename();
+}
+
 // Adds a PEFT folder's adapters to the weights.
-void merge(const fs::path& adapter, Trained& trained) {
+void merge(const fs::path& adapter, const fs::path& model, Trained& trained) {
+  if (const std::string base = config::base_of_adapter(adapter); !base.empty() && named_end(base) != named_end(model)) {
+    log::warning(adapter.string(), " was trained on ", printable(base), ", and this model is ", model.string());
+  }
   models::TransformerShape shape = trained.model.shape();
   shape.lora = config::read_adapter_config(adapter, models::layer_shapes(shape));
   const ReadParameter read = models::adapter_values(shape.lora, models::layer_shapes(shape));
@@ -138,18 +158,21 @@ fs::path base_folder(const fs::path& adapter) {
 
 Trained load(const fs::path& path, const fs::path& adapter, const tensor::Ranks& ranks) {
   std::error_code ignored;
-  if (!adapter.empty()) {
-    Trained trained = load(path, {}, ranks);
-    merge(adapter, trained);
-    return trained;
-  }
+  Trained trained;
   if (fs::is_regular_file(path / "config.json", ignored)) {
-    return load_huggingface(path, ranks);
-  }
-  if (fs::is_regular_file(path / config::kAdapterConfig, ignored)) {
+    trained = load_huggingface(path, ranks);
+  } else if (fs::is_regular_file(path / config::kAdapterConfig, ignored)) {
+    if (!adapter.empty()) {
+      refuse_second(path, "is a folder of PEFT with adapters", adapter);
+    }
     return load(base_folder(path), path, ranks);
+  } else {
+    trained = load_checkpoint(path, adapter, ranks);
   }
-  return load_checkpoint(path, ranks);
+  if (!adapter.empty()) {
+    merge(adapter, path, trained);
+  }
+  return trained;
 }
 
 } // namespace trireme::generate

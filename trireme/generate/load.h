@@ -27,8 +27,9 @@ struct Trained {
 /// Reads a Hugging Face folder (config.json in it), a folder of PEFT whose base model is a folder of this machine, the
 /// newest intact checkpoint of a run folder or checkpoints folder, or the given checkpoint. `adapter`: a folder of PEFT
 /// for this model; empty: none. Adapters are merged into the weights. `ranks`: those that split the model; each reads
-/// the files, and keeps its part. Errors: InputError when there is none, its model is no language model, the adapter
-/// belongs to another base model, or the ranks do not divide the model's heads.
+/// the files, and keeps its part. An adapter of the same shapes whose base model has another name is added with a
+/// warning. Errors: InputError when there is none, its model is no language model or brings adapters already, the
+/// adapter belongs to another base model, or the ranks do not divide the model's heads.
 Trained load(const std::filesystem::path& path, const std::filesystem::path& adapter = {},
              const tensor::Ranks& ranks = {});
 
