@@ -193,6 +193,8 @@ TEST_F(LoraTest, RefusesWhatCannotBeMeant) {
               AllOf(HasSubstr("training.lora.targets[1]: \"q_prj\" matches no linear layer"), HasSubstr("run.json:"),
                     HasSubstr("They have: mlp.down_proj, mlp.gate_proj, mlp.up_proj, self_attn.k_proj,")));
   EXPECT_THAT(run_refused(lora_run_of({{"targets", "lm_head"}})), HasSubstr("matches no linear layer"));
+  EXPECT_THAT(run_refused(lora_run_of({{"targets", json::array()}})),
+              HasSubstr("training.lora.targets: an empty list adapts no layer"));
   json served = lora_run_of({{"rank", 2}});
   served["parallel"]["sync"]["kind"] = "server";
   EXPECT_THAT(run_refused(served), HasSubstr("parallel.sync.kind"));

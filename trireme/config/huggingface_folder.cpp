@@ -1,6 +1,7 @@
 #include <trireme/config/huggingface_folder.h>
 
 #include <trireme/base/error.h>
+#include <trireme/config/adapter_config.h>
 
 #include <filesystem>
 
@@ -25,6 +26,10 @@ fs::path folder_of(const JsonNode& from, const RunPaths& paths) {
   }
   if (fs::is_regular_file(folder, ignored)) {
     from.fail(concat(folder.string(), " is a file"), concat("Name its folder, ", folder.parent_path().string(), '.'));
+  }
+  if (!fs::exists(folder / "config.json", ignored) && fs::exists(folder / kAdapterConfig, ignored)) {
+    from.fail(concat(folder.string(), " has adapters of PEFT, not a model"),
+              "Name their base model here, and their folder as model.adapter.");
   }
   if (!fs::exists(folder / "config.json", ignored)) {
     from.fail(concat("there is no ", (folder / "config.json").string(), ", which a Hugging Face folder has"),

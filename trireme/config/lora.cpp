@@ -124,6 +124,10 @@ std::optional<LoraConfig> read_lora(const Values& values) {
   out.alpha = values.get("alpha", out.alpha);
   out.dropout = values.get("dropout", out.dropout);
   out.targets = values.expressions("targets");
+  if (const JsonNode* const targets = values.find("targets");
+      targets != nullptr && !targets->is_null() && out.targets.empty()) {
+    targets->fail("an empty list adapts no layer", "Name layers, or leave it out for the default.");
+  }
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include <trireme/engine/random_state.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/saved_names.h>
+#include <trireme/models/options.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -30,6 +31,25 @@ nlohmann::json sync_state(const nlohmann::json& positions) {
   return positions.value("gradient_sync", nlohmann::json());
 }
 
+// Adapters of the checkpoint alone, or of the model alone.
+void check_adapters(const checkpoint::Checkpoint& saved, const std::set<std::string>& known) {
+  for (const std::string& name : saved.names("parameter")) {
+    if (models::is_adapter(name) && known.count(name) == 0) {
+      throw InputError("checkpoint",
+                       concat(saved.folder().string(), " has the adapter \"", name, "\", this model does not"),
+                       "Set training.lora to the checkpoint's, or start a new run from what trireme export --merge "
+                       "writes.");
+    }
+  }
+  for (const std::string& name : known) {
+    if (models::is_adapter(name) && !saved.has(name)) {
+      throw InputError("checkpoint", concat(saved.folder().string(), " does not have the adapter \"", name, '"'),
+                       "Set training.lora to the checkpoint's, or start a new run from its weights with "
+                       "model.init_from.");
+    }
+  }
+}
+
 // Checks on rank 0, with the needs of every rank.
 void check_needs(const checkpoint::Checkpoint& saved, const std::vector<nlohmann::json>& of_ranks) {
   std::map<std::string, std::vector<int64_t>> needed;
@@ -38,6 +58,7 @@ void check_needs(const checkpoint::Checkpoint& saved, const std::vector<nlohmann
     needed.merge(one.at("shapes").get<std::map<std::string, std::vector<int64_t>>>());
     known.merge(one.at("parameters").get<std::set<std::string>>());
   }
+  check_adapters(saved, known);
   for (const auto& [name, shape] : needed) {
     if (!saved.has(name)) {
       throw InputError("checkpoint", concat(saved.folder().string(), " is of another model: it has no \"", name, '"'),

@@ -11,6 +11,7 @@
 namespace trireme::models {
 namespace {
 
+constexpr const char* kPickled = "adapter_model.bin";
 constexpr const char* kBefore = "base_model.model.";
 
 using Sizes = std::map<std::string, std::vector<int64_t>>;
@@ -32,14 +33,28 @@ Sizes trained_in(const std::vector<LayerShape>& shapes, const LoraOptions& lora)
                    "The adapter belongs to another base model, or training.lora differs from its adapter_config.json.");
 }
 
+// Older folders of PEFT have their values as a pickle, which can run code.
+void check_is_safetensors(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder / kAdapterFile, ignored) && std::filesystem::exists(folder / kPickled, ignored)) {
+    throw InputError("lora", concat(folder.string(), " has ", kPickled, ", which is not read, and no ", kAdapterFile),
+                     "Load it in Python with PEFT, and save it with save_pretrained(FOLDER, safe_serialization=True).");
+  }
+}
+
 } // namespace
 
 std::string name_in_adapter_file(const std::string& parameter) {
   return concat(kBefore, parameter);
 }
 
+bool is_name_in_adapter_file(std::string_view tensor) {
+  return tensor.starts_with(kBefore);
+}
+
 std::function<void(const std::string&, const at::Tensor&)> adapter_values(const LoraOptions& lora,
                                                                           const std::vector<LayerShape>& shapes) {
+  check_is_safetensors(lora.init_from);
   const std::filesystem::path path = lora.init_from / kAdapterFile;
   const auto file = std::make_shared<const checkpoint::Safetensors>(checkpoint::Safetensors::open(path));
   const Sizes wanted = trained_in(shapes, lora);

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 // Adapters in folders of Hugging Face's PEFT: adapter_model.safetensors. adapter_config.json: config/adapter_config.h.
@@ -17,6 +18,8 @@ inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
 
 /// "base_model.model." and the parameter's name, as in the file.
 std::string name_in_adapter_file(const std::string& parameter);
+/// Whether a tensor has such a name: no model's own tensor does.
+bool is_name_in_adapter_file(std::string_view tensor);
 
 /// Returns a function that fills a full parameter that `lora` trains from the folder lora.init_from. Cost: nothing is
 /// read until it is called. Errors: InputError when the file's tensors are not exactly those in `shapes`, with their

@@ -1,6 +1,7 @@
 #include <trireme/models/model_values.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/text.h>
 #include <trireme/models/adapter_files.h>
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/huggingface_weights.h>
@@ -22,7 +23,7 @@ ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<Laye
                          const std::filesystem::path& init_from, const LoraOptions& lora, Fill random)
     : fill_(std::move(random)) {
   if (!init_from.empty()) {
-    read_from(family, shapes, init_from);
+    read_from(family, shapes, init_from, lora);
   }
   if (lora.on() && !lora.init_from.empty()) {
     fill_ = [lora, adapters = adapter_values(lora, shapes), others = std::move(fill_)](const std::string& name,
@@ -33,11 +34,18 @@ ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<Laye
 }
 
 void ModelValues::read_from(const HuggingFaceFamily& family, const std::vector<LayerShape>& shapes,
-                            const std::filesystem::path& init_from) {
+                            const std::filesystem::path& init_from, const LoraOptions& lora) {
   const auto starts_anew = [&family](const std::string& name) { return is_adapter(name) || may_be_new(family, name); };
   if (auto saved = checkpoint_in(init_from)) {
     std::set<std::string> known = parameter_names(shapes);
     for (const std::string& name : saved->names("parameter")) {
+      if (is_adapter(name) && !lora.init_from.empty()) {
+        throw InputError(
+            "init_from",
+            concat(saved->folder().string(), " has adapters, and so has model.adapter, ", lora.init_from.string()),
+            concat("Leave model.adapter out, or start from the merged weights: trireme export ",
+                   for_shell(saved->folder().string()), " FOLDER --merge."));
+      }
       if (is_optional(family, name) || may_be_new(family, name)) {
         known.insert(name);
       }

@@ -34,8 +34,9 @@ class ModelValues {
  public:
   using Fill = std::function<void(const std::string& name, const at::Tensor& parameter)>;
   /// `random` fills a full parameter, the same on each rank; adapters also where `init_from` has none. Errors:
-  /// InputError when init_from cannot be read, holds a tensor that the model has no place for, or is one rank's file of
-  /// a checkpoint; those of adapter_values() for LoraOptions::init_from.
+  /// InputError when init_from cannot be read, holds a tensor that the model has no place for, is one rank's file of
+  /// a checkpoint, or has adapters beside those of LoraOptions::init_from; those of adapter_values() for
+  /// LoraOptions::init_from.
   ModelValues(const HuggingFaceFamily& family, const std::vector<LayerShape>& shapes,
               const std::filesystem::path& init_from, const LoraOptions& lora, Fill random);
   /// Fills the parameters of `module`, called `prefix` in the full model, and reads no others. Errors: InputError
@@ -49,7 +50,7 @@ class ModelValues {
  private:
   /// Reads from `init_from` what it has.
   void read_from(const HuggingFaceFamily& family, const std::vector<LayerShape>& shapes,
-                 const std::filesystem::path& init_from);
+                 const std::filesystem::path& init_from, const LoraOptions& lora);
 
   Fill fill_;
 };

@@ -64,9 +64,9 @@ void export_run(const config::RunConfig& run, const std::filesystem::path& run_f
   }
   try {
     engine::call_on_first(world.group(), [&] {
-      const auto replaced = generate::export_model(run_folder / "checkpoints", folder).replaced;
-      log::info("Hugging Face folder: ", folder.string(),
-                replaced ? concat(", in place of the export of step ", *replaced) : "");
+      const generate::Exported exported = generate::export_model(run_folder / "checkpoints", folder);
+      log::info(exported.is_adapter ? "PEFT folder: " : "Hugging Face folder: ", folder.string(),
+                exported.replaced ? concat(", in place of the export of step ", *exported.replaced) : "");
     });
   } catch (const PeerError&) {
     throw;
