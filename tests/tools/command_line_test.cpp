@@ -36,6 +36,10 @@ TEST(CommandLineTest, SlipsAreAnsweredWithWhatWasMeant) {
   for (const char* words : {"trian", "trian --help"}) {
     EXPECT_THAT(sh(concat(kTrireme, ' ', words)).output, HasSubstr("there is no command \"trian\"")) << words;
   }
+  EXPECT_THAT(sh(kTrireme + " data tokenise e.txt").output,
+              HasSubstr("\"trireme data\" has no command \"tokenise\". Did you mean \"tokenize\"?"));
+  EXPECT_THAT(sh(kTrireme + " data tokenize e.txt").output, HasSubstr("Try: trireme data tokenize --help"));
+  EXPECT_THAT(sh(kTrireme + " data").output, HasSubstr("Try: trireme data --help"));
   EXPECT_EQ(sh(kTrireme).status, 2);
   EXPECT_EQ(sh(kTrireme + " train").status, 2);
   EXPECT_EQ(sh(kTrireme + " train x.json -n 0").status, 2);

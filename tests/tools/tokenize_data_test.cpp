@@ -77,6 +77,12 @@ TEST_F(TokenizeDataTest, JsonAndInspect) {
   const Finished damaged = inspect("tokens");
   EXPECT_EQ(damaged.status, 1);
   EXPECT_THAT(damaged.output, HasSubstr("DAMAGED: wrong checksum"));
+  write_file_atomically(folder / "tokens/index.json", "{");
+  EXPECT_THAT(inspect("tokens").output, HasSubstr("tokens/index.json:1:"));
+  std::filesystem::remove(folder / "tokens/index.json");
+  const Finished without = inspect("tokens");
+  EXPECT_EQ(without.status, 2);
+  EXPECT_THAT(without.output, HasSubstr("as a folder it has no index.json. Name files, or a folder that"));
 }
 
 // Two thirds of the tokens count. Ranks and micro-batches have unequal numbers of them.

@@ -41,6 +41,14 @@ CLI::Validator whole_number() {
   return CLI::Validator(check, "");
 }
 
+std::vector<std::string> names_in(const CLI::App& group) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : group.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
 struct Parser {
   CLI::App app{"Trireme: distributed training for the PyTorch C++ frontend", "trireme"};
   std::optional<Command> result;
@@ -229,7 +237,7 @@ struct Parser {
     c = add(*data, result, tokens, "tokenize", "Turn text of any size into token shards, which a run reads as they are",
             "trireme data tokenize books/*.txt web.jsonl.gz --tokenizer smollm2 --out tokens");
     c->add_option("inputs", tokens.inputs,
-                  "Text files (one document each) and .jsonl files (one a line), plain or compressed (.gz)")
+                  "Text files (one document each) and .jsonl or .ndjson files (one a line), plain or compressed (.gz)")
         ->required()
         ->type_name("FILE...");
     c->add_option("--tokenizer", tokens.tokenizer, "As in trireme tokenize")->required()->type_name("T");
@@ -346,26 +354,26 @@ struct Parser {
     c->add_flag("--json", bench_comm.json, "One JSON object a line instead of a table");
   }
 
-  std::vector<std::string> command_names() const {
-    std::vector<std::string> names;
-    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-      names.push_back(command->get_name());
+  // The command that `words` begin with: "trireme data tokenize". Errors: InputError for a word that names none.
+  std::string command_of(const std::vector<std::string>& words) const {
+    const CLI::App* group = &app;
+    std::string command = "trireme";
+    for (const std::string& word : words) {
+      const std::vector<std::string> names = names_in(*group);
+      if (names.empty() || word.starts_with("-")) {
+        break;
+      }
+      // CLI11 says "The following argument was not expected: trian".
+      if (std::ranges::find(names, word) == names.end()) {
+        throw InputError("command line",
+                         group == &app ? concat("there is no command \"", word, '"')
+                                       : concat('"', command, "\" has no command \"", word, '"'),
+                         did_you_mean(word, names));
+      }
+      group = group->get_subcommand(word);
+      command += concat(' ', word);
     }
-    return names;
-  }
-
-  bool has_command(const std::string& name) const {
-    const std::vector<std::string> names = command_names();
-    return std::ranges::find(names, name) != names.end();
-  }
-
-  // CLI11 says "The following argument was not expected: trian"; this names the nearest command.
-  std::string hint(const std::vector<std::string>& words) const {
-    if (words.empty()) {
-      return "Try: trireme --help";
-    }
-    return has_command(words.front()) ? concat("Try: trireme ", words.front(), " --help")
-                                      : did_you_mean(words.front(), command_names());
+    return command;
   }
 };
 
@@ -401,9 +409,7 @@ std::vector<CommandEntry> all_commands() {
 Command parse(int argc, char** argv) {
   Parser parser;
   const std::vector<std::string> words(argv + 1, argv + argc);
-  if (!words.empty() && !words.front().starts_with("-") && !parser.has_command(words.front())) {
-    throw InputError("command line", concat("there is no command \"", words.front(), "\""), parser.hint(words));
-  }
+  const std::string command = parser.command_of(words);
   try {
     parser.app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -411,7 +417,7 @@ Command parse(int argc, char** argv) {
       parser.app.exit(error);
       throw ExitNow{0};
     }
-    throw InputError("command line", error.what(), parser.hint(words));
+    throw InputError("command line", error.what(), concat("Try: ", command, " --help"));
   }
   return *parser.result;
 }

@@ -4,6 +4,7 @@
 #include <trireme/data/token_files/shard_format.h>
 #include <trireme/data/token_files/shard_index.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <string>
@@ -23,6 +24,15 @@ std::string head_of(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   in.read(head.data(), head.size());
   return {head.data(), static_cast<size_t>(in.gcount())};
+}
+
+// Whatever its index.json is.
+bool has_shards(const fs::path& folder) {
+  std::error_code ignored;
+  const fs::directory_iterator files(folder, ignored);
+  return std::any_of(begin(files), end(files), [](const fs::directory_entry& file) {
+    return file.path().extension() == ".bin" && is_shard(head_of(file.path()));
+  });
 }
 
 TokenFile open_raw(const fs::path& path) {
@@ -164,7 +174,7 @@ std::vector<TokenFile> open_token_files(const std::vector<fs::path>& paths, int6
 }
 
 bool is_token_data(const fs::path& path) {
-  return is_shard_folder(path) || is_shard(head_of(path)) ||
+  return is_shard_folder(path) || has_shards(path) || is_shard(head_of(path)) ||
          (!megatron_index_of(path).empty() && is_megatron_index(head_of(megatron_index_of(path))));
 }
 
