@@ -64,6 +64,35 @@ TEST_F(GenerateCommandTest, PromptsTogetherAreThoseAlone) {
   }
 }
 
+// JSON escapes them; a terminal gets U+FFFD.
+TEST_F(GenerateCommandTest, JsonKeepsControlCharacters) {
+  const std::string prompt = "a\x01\x1b\f\x7f\xc2\x85\xc3\xa9";
+  write_file_atomically(folder / "prompts", concat(prompt, "\r\nb\r\n"));
+  const std::string how = "generate run --max-tokens 40 --temperature 100 --prompts prompts";
+  const Finished done = command(how + " --json");
+  EXPECT_THAT(done.output,
+              testing::AllOf(HasSubstr("\\u001b\\f\\u007f\\u0085\xc3\xa9\""), HasSubstr("\"prompt\":\"b\"")));
+  const json row = json::parse(done.output.substr(0, done.output.find('\n')));
+  EXPECT_EQ(row.at("prompt"), prompt);
+  EXPECT_EQ(row.at("prompt_tokens"), prompt.size()) << "without the end of a Windows line";
+  const auto is_control = [](int byte) { return byte < 0x20 || byte == 0x7F; };
+  const std::vector<int> ids = row.at("ids");
+  const auto text = row.at("text").get<std::string>();
+  EXPECT_GT(std::ranges::count_if(ids, is_control), 0);
+  EXPECT_EQ(std::ranges::count_if(text, [&](char c) { return is_control(static_cast<unsigned char>(c)); }),
+            std::ranges::count_if(ids, is_control));
+  EXPECT_THAT(command(how).output, HasSubstr("a\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\xc3\xa9"));
+}
+
+TEST_F(GenerateCommandTest, APromptThatIsCutIsNamed) {
+  write_file_atomically(folder / "prompts", concat("short\n", std::string(40, 'a'), '\n', std::string(50, 'b'), '\n'));
+  const std::string how = "generate run --max-tokens 1 --batch 1 --prompts prompts";
+  EXPECT_THAT(command(how + " 2>&1 >/dev/null").output,
+              testing::EndsWith("Prompt 2 has 40 tokens and the model 24 positions: its first 16 tokens are not read. "
+                                "Later prompts are cut without a warning.\n"));
+  EXPECT_EQ(command("generate run --max-tokens 1 --prompt " + std::string(24, 'a') + " 2>&1 >/dev/null").output, "");
+}
+
 TEST_F(GenerateCommandTest, ATextEndsBeforeAStopText) {
   const std::string how = "--prompt \"the qu\" --max-tokens 40 --temperature 0 ";
   const auto whole = rows(how).at(0).at("text").get<std::string>();
@@ -190,8 +219,10 @@ TEST_F(GenerateCommandTest, ChatHasOneTokenOfTheBeginning) {
 
 TEST_F(GenerateCommandTest, BadInputIsRefusedInOneSentence) {
   write_file_atomically(folder / "none", "");
-  write_file_atomically(folder / "blank", "\n \r\n");
-  for (const auto& [words, why] : {std::pair("--prompts missing", "missing"),
+  write_file_atomically(folder / "blank", "
+ 
+");
+  for (const auto& [words, why] : {std::pair("--prompts missing", "cannot open missing: No such file"),
                                    {"--prompts none", "none has no prompts"},
                                    {"--prompts blank", "blank has no prompts"},
                                    {"--prompts run", "run is a folder"},

@@ -1,6 +1,7 @@
 #include "generate_text.h"
 
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/comm/world.h>
 #include <trireme/device/choose.h>
@@ -11,11 +12,15 @@
 #include <trireme/generate/load.h>
 #include <trireme/generate/sample.h>
 #include <trireme/generate/weight_types.h>
+#include <trireme/tokenizer/unicode.h>
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -82,9 +87,16 @@ std::vector<std::string> prompts_of(const GenerateCommand& command) {
                      "Give a text file with one prompt on each line.");
   }
   std::ifstream file(command.prompts);
+  if (!file) {
+    throw InputError("generate", concat("cannot open ", command.prompts.string(), ": ", std::strerror(errno)),
+                     "Give a text file with one prompt on each line.");
+  }
   std::vector<std::string> prompts;
   for (std::string line; std::getline(file, line);) {
-    if (line.find_first_not_of(" \t\r") != std::string::npos) {
+    if (line.ends_with('\r')) { // lines of Windows
+      line.pop_back();
+    }
+    if (line.find_first_not_of(" \t") != std::string::npos) {
       prompts.push_back(line);
     }
   }
@@ -122,6 +134,25 @@ size_t find_stop(const std::string& text, const std::vector<std::string>& stops)
   return first;
 }
 
+// JSON has the controls from U+007F to U+009F as they are; a terminal would obey them.
+std::string with_escaped_controls(const std::string& json) {
+  std::string out;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(json[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < json.size() ? json[i + 1] : 0);
+    const bool is_pair = byte == 0xC2U && next < 0xA0U;
+    if (byte != 0x7FU && !is_pair) {
+      out += json[i];
+      continue;
+    }
+    char escaped[8];
+    std::snprintf(escaped, sizeof escaped, "\\u%04x", is_pair ? next : byte);
+    out += escaped;
+    i += is_pair ? 1 : 0;
+  }
+  return out;
+}
+
 class Batch {
  public:
   /// `ranks` split the model; the first one prints.
@@ -133,6 +164,7 @@ class Batch {
     std::vector<Ids> ids;
     for (const std::string& prompt : prompts) {
       ids.push_back(words_.ids_of(prompt));
+      warn_if_cut(ids.back().size(), first + std::ssize(texts));
       texts.push_back({.prompt = prompt, .ids = ids.back(), .before = words_.text_of(ids.back())});
     }
     generate::SampleOptions options = command_.sample;
@@ -184,6 +216,17 @@ class Batch {
   }
 
  private:
+  // Once: --json has the tokens of each prompt.
+  void warn_if_cut(size_t tokens, int64_t index) {
+    const int64_t cut = static_cast<int64_t>(tokens) - trained_.model.most_tokens();
+    if (cut > 0 && !warned_ && ranks_.rank() == 0) {
+      warned_ = true;
+      log::warning("Prompt ", index + 1, " has ", tokens, " tokens and the model ", trained_.model.most_tokens(),
+                   " positions: its first ", cut, cut == 1 ? " token is" : " tokens are", " not read.",
+                   command_.prompts.empty() ? "" : " Later prompts are cut without a warning.");
+    }
+  }
+
   // Up to the first stop string.
   std::string cut(std::string continuation) const {
     continuation.resize(std::min(continuation.size(), find_stop(continuation, command_.stop)));
@@ -207,13 +250,13 @@ class Batch {
   }
 
   void print(const Growing& text, double tokens_per_s, double prompt_tokens_per_s) const {
-    const std::string continuation = clean_utf8(cut(text.continuation(words_)));
+    const std::string continuation = cut(text.continuation(words_));
     if (!command_.json) {
-      std::cout << clean_utf8(text.prompt) << (words_.is_chat() ? "\n" : "") << continuation << "\n\n";
+      std::cout << clean_utf8(text.prompt) << (words_.is_chat() ? "\n" : "") << clean_utf8(continuation) << "\n\n";
       return;
     }
-    nlohmann::ordered_json row = {{"prompt", clean_utf8(text.prompt)},
-                                  {"text", continuation},
+    nlohmann::ordered_json row = {{"prompt", tokenizer::replace_invalid_utf8(text.prompt)},
+                                  {"text", tokenizer::replace_invalid_utf8(continuation)},
                                   {"ids", text.added},
                                   {"prompt_tokens", text.ids.size()},
                                   {"prompt_tokens_per_s", prompt_tokens_per_s},
@@ -221,13 +264,14 @@ class Batch {
     if (trained_.step) {
       row["step"] = *trained_.step;
     }
-    std::cout << row.dump() << std::endl;
+    std::cout << with_escaped_controls(row.dump()) << std::endl;
   }
 
   const generate::Trained& trained_;
   const GenerateCommand& command_;
   const Words& words_;
   const comm::Group& ranks_;
+  bool warned_ = false;
 };
 
 // Those of the launcher, if the model is split among ranks.
