@@ -105,6 +105,23 @@ TEST(JsonTest, SetReplacesAndCreates) {
   EXPECT_EQ(root.plain().dump(), R"({"training":{"steps":20},"engine":{"optimizer":{"type":"Adam"}}})");
 }
 
+TEST(JsonTest, SetNumbersElements) {
+  auto root = JsonNode::parse(R"({"sets": [{"weight": 1}, {"weight": 2}], "list": [[3]]})", "run.json");
+  root.set("sets.1.weight", "0.5");
+  root.set("sets.0.name", "a");
+  root.set("list.0.0", "4");
+  EXPECT_EQ(root.plain().dump(), R"({"sets":[{"weight":1,"name":"a"},{"weight":0.5}],"list":[[4]]})");
+  EXPECT_EQ(root.at("sets")->elements()[1].find("weight")->path(), "sets[1].weight");
+  for (const char* path : {"sets.2.weight", "sets.-1", "sets.1x", "sets.weight", "sets.99999999999999999999"}) {
+    try {
+      root.set(path, "1");
+      ADD_FAILURE() << path;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("sets is an array of 2 elements and has no \"")) << path;
+    }
+  }
+}
+
 TEST(JsonTest, SetTakesOnlyUtf8) {
   auto root = JsonNode::parse("{}", "run.json");
   EXPECT_THROW(root.set("data.train", "caf\xe9.txt"), InputError);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <iterator>
 #include <unordered_set>
@@ -65,6 +66,17 @@ const char* kind_name(JsonNode::Kind kind) {
       return "an object";
   }
   return "?";
+}
+
+// Of an element, from its name in a path.
+size_t index_in(size_t size, const std::string& key, const std::string& what) {
+  size_t index = 0;
+  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), index);
+  if (error != std::errc() || end != key.data() + key.size() || index >= size) {
+    throw InputError("config", concat(what, " is an array of ", size, " elements and has no \"", printable(key), '"'),
+                     "Number its elements from 0: a.0.b=value.");
+  }
+  return index;
 }
 
 bool is_utf8(std::string_view text) {
@@ -383,6 +395,12 @@ void JsonNode::set(std::string_view dotted_path, const std::string& text) {
   for (const std::string& key : split(dotted_path, '.')) {
     if (key.empty()) {
       throw InputError("config", concat(where, ": the path has an empty part"), "Write it as a.b.c=value.");
+    }
+    if (node->kind_ == Kind::array) {
+      const size_t index = index_in(node->elements_.size(), key, concat(where, ": ", path));
+      path += concat('[', index, ']');
+      node = &node->elements_[index];
+      continue;
     }
     if (node->kind_ != Kind::object) {
       throw InputError("config", concat(where, ": ", path, " is ", kind_name(node->kind_), " and has no keys"));

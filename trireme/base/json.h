@@ -51,8 +51,8 @@ class JsonNode {
   nlohmann::ordered_json plain() const;
 
   /// Sets a value by dotted path ("engine.optimizer.params.lr") and creates missing objects. `text`
-  /// is JSON; other text becomes a string. Errors: InputError when a value on the path is not an
-  /// object.
+  /// is JSON; other text becomes a string. Elements of an array are numbered: "data.sets.0.weight".
+  /// Errors: InputError when a value on the path has no keys, or an array no such element.
   void set(std::string_view dotted_path, const std::string& text);
 
   /// The value at a dotted path below this one; nullptr if there is none.
