@@ -52,11 +52,11 @@ TEST(ZeroPagesTest, SharedMemoryIsSetToZeroWithoutBeingWritten) {
   auto* const bytes = static_cast<char*>(memory);
   std::memset(bytes, 1, kLarge);
   const int64_t before = resident_bytes();
-  zero(at::from_blob(bytes + 64, {kLarge - 192}, at::kByte));
+  device::zero(at::from_blob(bytes + 64, {kLarge - 192}, at::kByte));
   EXPECT_EQ(std::count(bytes, bytes + kLarge, 1), 192);
   EXPECT_EQ(std::count(bytes, bytes + 64, 1), 64);
   if (!test::kSanitized) { // reading has brought pages of zeros
-    zero(at::from_blob(bytes, {kLarge}, at::kByte));
+    device::zero(at::from_blob(bytes, {kLarge}, at::kByte));
     EXPECT_LT(resident_bytes(), before - kLarge / 4 * 3);
   }
   ::munmap(memory, kLarge);
@@ -66,7 +66,7 @@ TEST(ZeroPagesTest, OtherMemoryIsWritten) {
   for (const int64_t bytes : {int64_t{100}, kLarge / 8}) {
     const at::Tensor memory = at::empty({bytes}, at::kByte);
     memory.fill_(1);
-    zero(memory);
+    device::zero(memory);
     EXPECT_EQ(memory.count_nonzero().item<int64_t>(), 0);
   }
 }
