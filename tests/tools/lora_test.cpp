@@ -265,6 +265,22 @@ TEST_F(LoraRunTest, RepeatsDropoutToTheBit) {
   }
 }
 
+// Shapes would not tell: W + (alpha / rank) B A would be another model.
+TEST_F(LoraRunTest, ARunContinuesWithItsAlphaOnly) {
+  json run = fresh_lora("llama", {{"rank", 2}, {"alpha", 16}}, R"({"training": {"steps": 2}})");
+  lora_losses(1, run);
+  run["training"]["steps"] = 3;
+  json other = run;
+  other["training"]["lora"]["alpha"] = 32;
+  const std::vector<std::string> lines =
+      run_ranks(1, [&](comm::World& world) { run_training(world, other, /*resume=*/true); });
+  ASSERT_FALSE(lines.empty());
+  EXPECT_THAT(lines.front(), AllOf(HasSubstr("training.lora.alpha is 32, but the adapters of "),
+                                   HasSubstr("global_step2 were trained with 16. Set it to 16")));
+  run["training"]["lora"]["dropout"] = 0.1;
+  EXPECT_EQ(lora_losses(1, run, /*resume=*/true).size(), 3u);
+}
+
 TEST_F(LoraRunTest, BadInputIsRefusedInOneSentence) {
   const auto refusal = [](const json& run) {
     const std::vector<std::string> lines = run_ranks(1, [&](comm::World& world) { run_training(world, run); });

@@ -1,7 +1,9 @@
 #include <trireme/train/run_start.h>
 
 #include <trireme/base/env.h>
+#include <trireme/base/error.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/engine/same_options.h>
 
 #include <nlohmann/json.hpp>
 
@@ -30,6 +32,32 @@ std::optional<RunStart> find_start(const TrainCommand& command, const std::strin
     return RunStart{command.resume_from, true};
   }
   return RunStart{own.value_or(own_folder), false};
+}
+
+void check_alpha(const config::RunConfig& run, const fs::path& from, const comm::Group& group) {
+  const auto newest = run.training.lora ? checkpoint::find_newest(from, group) : std::nullopt;
+  if (!newest) {
+    return;
+  }
+  engine::check_together(group, [&] {
+    if (group.rank() != 0) {
+      return;
+    }
+    nlohmann::json config;
+    try {
+      config = checkpoint::Manifest::read(*newest).config;
+    } catch (const Error&) {
+      return; // the load reports it, and may take an older one
+    }
+    constexpr const char* kAlpha = "/training/lora/alpha";
+    const nlohmann::json alpha = config.value(nlohmann::json::json_pointer(kAlpha), nlohmann::json());
+    if (alpha.is_number() && alpha.get<double>() != run.training.lora->alpha) {
+      throw InputError("train",
+                       concat("training.lora.alpha is ", run.training.lora->alpha, ", but the adapters of ",
+                              newest->string(), " were trained with ", alpha.get<double>()),
+                       concat("Set it to ", alpha.get<double>(), ": with another the model would not be the same."));
+    }
+  });
 }
 
 } // namespace trireme::train

@@ -3,6 +3,7 @@
 #include <trireme/train/commands.h>
 
 #include <trireme/comm/group.h>
+#include <trireme/config/run_file.h>
 
 #include <filesystem>
 #include <optional>
@@ -26,5 +27,9 @@ std::optional<std::filesystem::path> saved_by(const std::string& job, const std:
 /// The start of `trireme train`: with `--resume` the named checkpoint; for a restart of `job` that job's last
 /// checkpoint, or where the job began. nullopt: the first step. Collective.
 std::optional<RunStart> find_start(const TrainCommand& command, const std::string& job, const comm::Group& group);
+
+/// Checks that adapters count as much as in the checkpoint whose values the run takes over: shapes tell other ranks and
+/// targets apart, but not another alpha. `from`: a checkpoint, or the folder of them. Collective. Errors: InputError.
+void check_alpha(const config::RunConfig& run, const std::filesystem::path& from, const comm::Group& group);
 
 } // namespace trireme::train

@@ -199,6 +199,7 @@ Task TrainRun::build_task() {
   if (fs::path& from = run_.model.init_from(); !from.empty() && checkpoint::find_newest(from, world_.group())) {
     from = checkpoint::Checkpoint::open(from, "", world_.group())
                .folder(); // a run may be saving there: use the same for all
+    check_alpha(run_, from, world_.group());
   }
   check_samples(run_, datasets_);
   models::ModelRanks ranks;
@@ -244,6 +245,7 @@ void TrainRun::resume() {
   if (!start_) {
     return;
   }
+  check_alpha(run_, start_->from, world_.group());
   if (engine_->load_checkpoint(start_->from)) {
     resumed_step_ = engine_->global_steps();
     last_saved_ =
