@@ -18,6 +18,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <sstream>
@@ -93,6 +94,20 @@ class LoraRunTest : public SmallTrainingTest {
     }
     run.merge_patch(json::parse(more));
     return run;
+  }
+  // A copy of a base model with other values.
+  static fs::path with_weights(const std::string& name, const std::string& end,
+                               const std::function<at::Tensor(const at::Tensor&)>& change) {
+    fs::path copy = models() / concat(name, '-', end);
+    fs::remove_all(copy);
+    fs::copy(models() / name, copy);
+    std::vector<checkpoint::NamedTensor> tensors;
+    const auto file = checkpoint::Safetensors::open(models() / name / "model.safetensors");
+    for (const checkpoint::TensorInfo& tensor : file.tensors()) {
+      tensors.push_back({tensor.name, change(file.tensor(tensor.name))});
+    }
+    checkpoint::write_safetensors(copy / "model.safetensors", tensors, file.metadata());
+    return copy;
   }
   static void expect_curve(const std::string& name, const std::vector<LoraStep>& steps) {
     std::istringstream lines(read_file(models() / "curves"));
@@ -170,6 +185,20 @@ TEST_F(LoraRunTest, AdaptersComeBackToPeft) {
         EXPECT_LT((logits - expected).abs().max().item<double>(), 1e-5) << from << ' ' << with;
       }
       EXPECT_GT((generate::load(base).model.forward(tokens) - expected).abs().max().item<double>(), 1e-2);
+      const auto refusal_of = [](const fs::path& from, const fs::path& with) {
+        try {
+          generate::load(from, with);
+        } catch (const InputError& error) {
+          return std::string(error.what());
+        }
+        return std::string("accepted");
+      };
+      EXPECT_THAT(refusal_of(out(), adapter), HasSubstr("is of a run with adapters, which already count"));
+      EXPECT_THAT(refusal_of(adapter, adapter), HasSubstr("is a folder of PEFT with adapters, which already count"));
+      const fs::path half = with_weights(name, "half", [](const at::Tensor& value) { return value.to(at::kHalf); });
+      EXPECT_LT((generate::load(half, adapter).model.forward(tokens) - expected).abs().max().item<double>(), 0.1);
+      const fs::path other = with_weights(name, "other", [](const at::Tensor& value) { return value * 1.05; });
+      EXPECT_THAT(refusal_of(other, adapter), HasSubstr("the base model's weights are not those it was trained on"));
     });
   }
   // The exported folder goes on as the merged model, whose classifier is the exported one.

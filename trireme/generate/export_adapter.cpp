@@ -44,7 +44,10 @@ int64_t export_adapter(const checkpoint::Checkpoint& saved, const config::RunCon
       tensors.push_back({name, value.to(dtype)});
     }
   }
-  models::save_adapter(tensors, folder);
+  const models::FillParameter weights = [&saved](const std::string& name, const at::Tensor& value) {
+    models::load_parameter(saved, name, value);
+  };
+  models::save_adapter(tensors, folder, models::sample_base(model.layer_shapes(), weights));
   write_file_atomically(folder / config::kAdapterConfig,
                         config::write_adapter_config(model, base.string()).dump(2) + "\n");
   return elements;

@@ -15,6 +15,8 @@
 #include <trireme/parallel/tensor/split_module.h>
 #include <trireme/tokenizer/tokenizer_files.h>
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
 #include <torch/utils.h>
 
 #include <string>
@@ -55,6 +57,24 @@ void change_parameters(const torch::nn::Module& module, Change change, const F& 
     const at::Tensor box = tensor::box_of(whole, part->second, own.sizes());
     change == Change::adds ? own.add_(box) : own.copy_(box);
   }
+}
+
+// The parameter in fp32, gathered from the ranks that split it. Collective.
+at::Tensor whole_parameter(const torch::nn::Module& module, const std::string& name, const tensor::Ranks& ranks) {
+  const at::Tensor parameter = module.named_parameters()[name];
+  const at::Tensor own = parameter.detach().to(at::kFloat);
+  const tensor::Placements split = tensor::placements_of(module);
+  const auto part = split.find(parameter.unsafeGetTensorImpl());
+  if (part == split.end()) {
+    return own;
+  }
+  const at::IntArrayRef shape = part->second.global_shape;
+  const int64_t numel = c10::multiply_integers(shape);
+  const at::Tensor places = tensor::box_of(at::arange(numel, at::kLong).view(shape), part->second, own.sizes());
+  at::Tensor whole = at::zeros({numel});
+  whole.index_copy_(0, places.flatten(), own.flatten());
+  ranks.group.all_reduce(whole, comm::ReduceOp::sum, "a weight of the base model").wait();
+  return whole;
 }
 
 [[noreturn]] void refuse_second(const fs::path& model, const char* is, const fs::path& adapter) {
@@ -129,13 +149,18 @@ fs::path named_end(const fs::path& path) {
 }
 
 // Adds a PEFT folder's adapters to the weights.
-void merge(const fs::path& adapter, const fs::path& model, Trained& trained) {
-  if (const std::string base = config::base_of_adapter(adapter); !base.empty() && named_end(base) != named_end(model)) {
+void merge(const fs::path& adapter, const fs::path& model, const tensor::Ranks& ranks, Trained& trained) {
+  const std::string base = config::base_of_adapter(adapter);
+  if (!base.empty() && named_end(base) != named_end(model) && !models::has_base_sample(adapter)) {
     log::warning(adapter.string(), " was trained on ", printable(base), ", and this model is ", model.string());
   }
   models::TransformerShape shape = trained.model.shape();
-  shape.lora = config::read_adapter_config(adapter, models::layer_shapes(shape));
-  const ReadParameter read = models::adapter_values(shape.lora, models::layer_shapes(shape));
+  const std::vector<models::LayerShape> shapes = models::layer_shapes(shape);
+  shape.lora = config::read_adapter_config(adapter, shapes);
+  const ReadParameter base_values = [&](const std::string& name, const at::Tensor& value) {
+    value.copy_(whole_parameter(*trained.model.module(), name, ranks).view(value.sizes()));
+  };
+  const ReadParameter read = models::adapter_values(shape.lora, shapes, base_values);
   change_parameters(*trained.model.module(), Change::adds, [&](const std::string& name, const at::Tensor& value) {
     merge_adapter(name, value, shape.lora, read);
   });
@@ -170,7 +195,7 @@ Trained load(const fs::path& path, const fs::path& adapter, const tensor::Ranks&
     trained = load_checkpoint(path, adapter, ranks);
   }
   if (!adapter.empty()) {
-    merge(adapter, path, trained);
+    merge(adapter, path, ranks, trained);
   }
   return trained;
 }

@@ -26,8 +26,8 @@ ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<Laye
     read_from(family, shapes, init_from, lora);
   }
   if (lora.on() && !lora.init_from.empty()) {
-    fill_ = [lora, adapters = adapter_values(lora, shapes), others = std::move(fill_)](const std::string& name,
-                                                                                       const at::Tensor& parameter) {
+    fill_ = [lora, adapters = adapter_values(lora, shapes, fill_), others = std::move(fill_)](
+                const std::string& name, const at::Tensor& parameter) {
       (lora.trains(name) ? adapters : others)(name, parameter);
     };
   }
