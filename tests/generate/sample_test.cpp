@@ -76,13 +76,12 @@ TEST(SampleTest, TheSeedDecides) {
 TEST(SampleTest, AllBitsOfTheSeedCount) {
   models::Gpt model = small();
   SampleOptions options;
-  options.tokens = 30;
+  options.tokens = 12;
   options.choice.temperature = 1;
   std::set<std::vector<int32_t>> texts;
   for (const int64_t seed : {int64_t{-1}, int64_t{0xffffffff}, std::numeric_limits<int64_t>::max(), int64_t{1} << 32}) {
     options.seed = seed;
     texts.insert(sample(model.ptr(), {1}, options));
-    EXPECT_EQ(sample(model.ptr(), {1}, options), *texts.find(sample(model.ptr(), {1}, options)));
   }
   options.seed = 0;
   texts.insert(sample(model.ptr(), {1}, options));
