@@ -266,7 +266,7 @@ std::vector<Section> run_sections() {
     {"rank", H, "int 1..65536", "8", "Rank of the adapters: rows of A, columns of B."},
     {"alpha", H, "real > 0", "16", "An adapter's result is multiplied by alpha / rank."},
     {"dropout", H, "real 0..<1", "0", "Probability with which a value of an adapter's input is set to zero while training."},
-    {"targets", H, "texts", "[]", "Regular expressions: linear layers of the blocks whose name contains a match have adapters. By default q_proj and v_proj of a llama, query and value of a bert, c_attn of a gpt."},
+    {"targets", H, "texts", "null", "Regular expressions: linear layers of the blocks whose name contains a match have adapters. By default q_proj and v_proj of a llama, query and value of a bert, c_attn of a gpt."},
   }});
   out.push_back({"training.sample", "", "A text that the model writes at the end.", false, {
     {"prompt", H, "text", "\"\"", "Its beginning."},

@@ -42,6 +42,7 @@ oneself; `//` and `/* */` comments are allowed.
   optimizer's steps, not each parameter's.
 - **Conflicting settings** are refused; [one table](compatibility.md) lists them, with what to do instead.
 - **Overrides**: `--set training.steps=500 --set engine.optimizer.params.lr=1e-4`; the value is JSON, or else a string.
+  Elements of an array are numbered from 0: `--set data.sets.1.weight=0.5`.
 - **Paths** in a run file start at its folder; what is not there is looked up in the working directory.
 - **Editors**: write `"$schema": "path/to/docs/run.schema.json"` at the top of a run file to get completion and checks.
 
