@@ -4,7 +4,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <atomic>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -176,11 +175,10 @@ TEST_F(CheckpointDamageTest, ANewerOneThanLatestNamesIsTakenIfItIsWhole) {
 TEST_F(CheckpointDamageTest, WhatIsOpenedBesideARunThatSavesCanBeRead) {
   OpenOptions options;
   options.hold_files = true;
-  std::atomic<bool> is_done = false;
   SaveOptions keep_one;
   keep_one.keep_last = 1;
-  std::thread training([&] {
-    for (int64_t step = 3; !is_done; ++step) {
+  const std::jthread training([&](const std::stop_token& is_done) {
+    for (int64_t step = 3; !is_done.stop_requested(); ++step) {
       save(folder_, step_tag(step), comm::Group(),
            {whole_of("w", weight(step)), whole_of("a", at::full({4}, static_cast<double>(step)))}, {{"serial", step}},
            {}, keep_one);
@@ -196,8 +194,6 @@ TEST_F(CheckpointDamageTest, WhatIsOpenedBesideARunThatSavesCanBeRead) {
     EXPECT_GE(opened.step(), last);
     last = opened.step();
   }
-  is_done = true;
-  training.join();
 }
 
 TEST_F(CheckpointDamageTest, ALatestThatIsWrittenAMomentLaterIsNoReasonToWarn) {
