@@ -9,9 +9,13 @@
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 namespace trireme::data {
@@ -106,6 +110,24 @@ TEST_F(MakeDatasetTest, CachedTextsAreTheSame) {
   options.train = {folder_ / "absent.txt"};
   prepare_tokens(options, folder_ / "cache"); // says nothing: make_datasets() does
   EXPECT_THAT(input_error([&] { make_datasets(options, {}, folder_ / "cache"); }), HasSubstr("absent.txt"));
+}
+
+TEST_F(MakeDatasetTest, ATextThatChangesWhileItIsTokenizedIsRefused) {
+  const DataOptions options{
+      .kind = DataOptions::Kind::text, .train = {write("a.txt", std::string(8 << 20, 'a'))}, .sequence_length = 7};
+  std::atomic<bool> done = false;
+  std::thread writer([&] {
+    for (std::ofstream out(options.train[0], std::ios::app); !done;
+         std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+      out << 'b' << std::flush;
+    }
+  });
+  EXPECT_THAT(input_error([&] { prepare_tokens(options, folder_ / "cache"); }),
+              HasSubstr("a.txt has changed while it was read"));
+  done = true;
+  writer.join();
+  prepare_tokens(options, folder_ / "cache");
+  EXPECT_GT(make_datasets(options, {}, folder_ / "cache").train->size(), 0);
 }
 
 TEST_F(MakeDatasetTest, ATokenizerOfCachedTextIsReadWhenItIsUsed) {

@@ -9,6 +9,7 @@
 #include <trireme/base/file.h>
 #include <trireme/data/fetch_command.h>
 #include <trireme/data/token_files/token_files.h>
+#include <trireme/data/tokenize/input_stamp.h>
 
 #include <gmock/gmock.h>
 
@@ -261,6 +262,49 @@ TEST_F(TokenCacheTest, WaitsNoLongerThanItMay) {
   const TokenCache impatient(folder_ / "cache", std::chrono::seconds(0));
   EXPECT_GT(find_or_make_text(impatient, texts, tokenizer(texts), 1).train.tokens, 0);
   EXPECT_EQ(made_, 2);
+}
+
+// Nobody answers for a process that hangs, but the one that waits can be told to end.
+TEST_F(TokenCacheTest, AWaitThatIsAskedToEndSaysForWhom) {
+  const TextFiles texts{.train = {write("a.txt", words(3000, 1))}};
+  get(texts);
+  const fs::path lock = fs::path(entry()).replace_extension(".lock");
+  const Descriptor held(::open(lock.c_str(), O_RDWR));
+  ASSERT_EQ(::flock(held.get(), LOCK_EX), 0);
+  fs::remove(entry());
+  int asked = 0;
+  const TokenCache cache(folder_ / "cache", TokenCache::kMostWait, [&] { return ++asked == 3; });
+  std::string said;
+  try {
+    find_or_make_text(cache, texts, tokenizer(texts), 1);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  EXPECT_THAT(said, HasSubstr(concat("asked to end while waiting for process ", ::getpid(), " on ")));
+  EXPECT_EQ(asked, 3);
+  EXPECT_EQ(made_, 1);
+}
+
+TEST_F(TokenCacheTest, ALinkIsNoLock) {
+  const TextFiles texts{.train = {write("a.txt", words(3000, 1))}};
+  get(texts);
+  const fs::path lock = fs::path(entry()).replace_extension(".lock");
+  fs::remove(entry());
+  fs::remove(lock);
+  fs::create_symlink(write("elsewhere", "kept"), lock);
+  EXPECT_THAT([&] { get(texts); }, testing::ThrowsMessage<Error>(HasSubstr("is a symbolic link")));
+  EXPECT_EQ(read_file(folder_ / "elsewhere"), "kept");
+}
+
+TEST_F(TokenCacheTest, ATextThatChangesWhileItIsReadIsRefused) {
+  const TextFiles texts{.train = {write("a.txt", words(3000, 1))}};
+  const auto changes = [&] {
+    write("a.txt", words(3000, 2));
+    return tokenizer::make_tokenizer("bytes");
+  };
+  EXPECT_THAT([&] { find_or_make_text(cache(), texts, changes, 1); },
+              testing::ThrowsMessage<ChangedInput>(HasSubstr("a.txt has changed while it was read")));
+  EXPECT_EQ(folders().size(), 0U);
 }
 
 TEST_F(TokenCacheTest, ShardsInUseStay) {

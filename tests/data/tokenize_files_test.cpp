@@ -302,6 +302,26 @@ TEST_F(TokenizeFilesTest, WhatAppearsMeanwhileIsNotReplaced) {
   EXPECT_EQ(read_file(kept / "shard"), "new");
 }
 
+// Half of a text, or half of each of two, would be tokens without a word.
+TEST_F(TokenizeFilesTest, AnInputThatChangesWhileItIsReadIsRefused) {
+  const std::string text = random_text(8 << 20, 1); // more than the blocks under way
+  for (const bool shrinks : {true, false}) {
+    TokenizeOptions wanted = options({write("a.txt", text), write("b.txt", "the last one")});
+    bool changed = false;
+    wanted.progress = [&](const TokenizeProgress&) {
+      if (!std::exchange(changed, true)) {
+        if (shrinks) {
+          fs::resize_file(wanted.inputs[0], text.size() / 2);
+        } else {
+          fs::rename(write("other", text), wanted.inputs[0]);
+        }
+      }
+    };
+    EXPECT_THAT(refused(wanted), HasSubstr("a.txt has changed while it was read"));
+    EXPECT_FALSE(fs::exists(wanted.out));
+  }
+}
+
 TEST_F(TokenizeFilesTest, AFinishedFolderIsKeptAndNothingElseIsLeft) {
   TokenizeOptions wanted = options({write("a.txt", "first")});
   fs::create_directories(folder_ / "out");

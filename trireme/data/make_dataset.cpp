@@ -16,6 +16,7 @@
 #include <trireme/data/token_files/file_map.h>
 #include <trireme/data/token_files/shard_format.h>
 #include <trireme/data/token_files/tokenizer_hash.h>
+#include <trireme/data/tokenize/input_stamp.h>
 #include <trireme/data/tokens.h>
 
 #include <algorithm>
@@ -161,8 +162,8 @@ LineFiles lines_of(const DataOptions& options) {
           options.loss_on, options.chat_template, options.chat_template_place};
 }
 
-CachedText make_lines(const DataOptions& options, const fs::path& folder, const MakeTokenizer& tokenizer) {
-  return find_or_make_lines(TokenCache(folder), lines_of(options), tokenizer, usable_cores());
+CachedText make_lines(const DataOptions& options, const TokenCache& cache, const MakeTokenizer& tokenizer) {
+  return find_or_make_lines(cache, lines_of(options), tokenizer, usable_cores());
 }
 
 // Without a cache the shards have a folder of their own, which is removed when they are mapped.
@@ -178,7 +179,7 @@ Datasets open_lines(const DataOptions& options, const fs::path& token_cache,
   if (!cached) {
     own.emplace(make_scratch_folder("trireme-tokens"));
     log::debug("tokenizing ", source_name(options.train), " into ", own->path.string());
-    cached = make_lines(options, own->path, [&] { return result.tokenizer; });
+    cached = make_lines(options, TokenCache(own->path), [&] { return result.tokenizer; });
   }
   const int64_t vocab_size = options.vocab_size > 0 ? options.vocab_size : result.tokenizer->vocab_size();
   const auto map = [&](const CachedText::Split& split, const std::vector<fs::path>& files) {
@@ -377,34 +378,40 @@ bool has_texts(const DataOptions& options) {
          std::ranges::any_of(options.sets, [](const MixtureSet& set) { return has_texts(*set.data); });
 }
 
-void prepare_tokens(const DataOptions& options, const fs::path& token_cache) {
+void prepare_tokens(const DataOptions& options, const fs::path& token_cache, const std::function<bool()>& stop) {
   using Kind = DataOptions::Kind;
   for (const MixtureSet& set : options.sets) {
     DataOptions own = *set.data;
     own.tokenizer = options.tokenizer;
     own.vocab_size = options.vocab_size;
-    prepare_tokens(own, token_cache);
+    prepare_tokens(own, token_cache, stop);
   }
   if (options.kind == Kind::mixture || !has_texts(options) || options.train.empty()) {
     return;
   }
   const auto tokenizer = [&] { return open_tokenizer(tokenizer_name(options), options.vocab_size); };
+  const TokenCache cache(token_cache, TokenCache::kMostWait, stop);
   try {
     if (options.kind == Kind::labelled_text) {
       const auto opened = tokenizer();
-      find_or_make_labelled(TokenCache(token_cache), labelled_files_of(options), opened->vocab_size(),
+      find_or_make_labelled(cache, labelled_files_of(options), opened->vocab_size(),
                             [&] { return encode_labelled(options, *opened); });
     } else if (options.kind == Kind::json_lines) {
-      make_lines(options, token_cache, tokenizer);
+      make_lines(options, cache, tokenizer);
     } else {
-      find_or_make_text(TokenCache(token_cache), texts_of(options), tokenizer, usable_cores());
+      find_or_make_text(cache, texts_of(options), tokenizer, usable_cores());
     }
+  } catch (const ChangedInput&) {
+    throw;
   } catch (const InputError& error) { // make_datasets() finds the same, or encodes the text in one piece
     if (options.kind == Kind::json_lines) {
       throw;
     }
     log::debug("the text is not tokenized into ", token_cache.string(), ": ", error.what());
   } catch (const Error& error) {
+    if (stop && stop()) {
+      throw;
+    }
     log::warning("each rank tokenizes ", source_name(options.train),
                  options.kind == Kind::json_lines ? " for itself: " : " in memory: ", error.what());
   }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -43,11 +44,15 @@ bool has_texts(const DataOptions& options);
 /// Tokenizes the texts of the options into the folder `token_cache` (token_cache/token_cache.h), unless their tokens
 /// are there: what one rank of each host does before make_datasets(). Where that is impossible, as in a folder that
 /// cannot be written, make_datasets() tokenizes in memory, and this logs a warning unless that will throw. JSON lines
-/// are then tokenized in the folder of temporary files. Errors: InputError for JSON lines that cannot be read.
-void prepare_tokens(const DataOptions& options, const std::filesystem::path& token_cache);
+/// are then tokenized in the folder of temporary files. `stop`: asked while another process makes the same tokens; ends
+/// the wait if it returns true. Errors: InputError for JSON lines that cannot be read, and for any file that changes
+/// while it is read; Error if `stop` ended the wait.
+void prepare_tokens(const DataOptions& options, const std::filesystem::path& token_cache,
+                    const std::function<bool()>& stop = nullptr);
 
 /// Opens the files of both splits. Text is mapped from `token_cache`, if it is there, else read and tokenized once;
-/// tokens are compared with the vocabulary once: this share of them. Errors: InputError naming the file or option.
+/// tokens are compared with the vocabulary once: this share of them. Errors: InputError naming the file or option, also
+/// if no token of a set counts in the loss.
 Datasets make_datasets(const DataOptions& options, Share checked = {}, const std::filesystem::path& token_cache = {});
 
 /// Opens one split's files; null for validation data that the options do not name.

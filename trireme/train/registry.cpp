@@ -1,6 +1,7 @@
 #include <trireme/train/registry.h>
 
 #include <trireme/base/error.h>
+#include <trireme/engine/preemption.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/train/freeze.h>
 
@@ -159,7 +160,9 @@ data::Datasets Registry::open_data(const DataContext& context) const {
   data::Datasets datasets;
   comm::World& world = context.world;
   if (data::has_texts(context.run.data) && !context.token_cache.empty()) {
-    engine::call_on_each_host(world, [&] { data::prepare_tokens(context.run.data, context.token_cache); });
+    engine::call_on_each_host(world, [&] {
+      data::prepare_tokens(context.run.data, context.token_cache, [] { return engine::Preemption::asked() != 0; });
+    });
   }
   engine::check_together(world.group(), [&] {
     const config::RunConfig& run = context.run;

@@ -4,16 +4,22 @@
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/stamp.h>
+#include <trireme/base/text.h>
+#include <trireme/base/units.h>
 #include <trireme/data/token_files/file_map.h>
 #include <trireme/data/token_files/shard_format.h>
 #include <trireme/data/token_files/tokenizer_hash.h>
+#include <trireme/data/tokenize/input_stamp.h>
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -42,6 +48,24 @@ CacheEntry::Source read_source(const fs::path& file) {
   source.inode = is_settled(source) ? source.inode : -1;
   source.hash = hash_of(file);
   return source;
+}
+
+// A lock file has the process that locked it last: "123 on host".
+void write_holder(int lock) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const std::string holder = concat(::getpid(), " on ", host.data());
+  if (::ftruncate(lock, 0) == 0 && ::pwrite(lock, holder.data(), holder.size(), 0) < 0) {
+    log::debug("cannot write into a lock file: ", std::strerror(errno)); // waiting processes do without
+  }
+}
+
+std::string holder_of(int lock) {
+  std::array<char, 300> read{};
+  const ssize_t count = ::pread(lock, read.data(), read.size(), 0);
+  const std::string_view holder(read.data(), static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  return concat(holder.empty() ? "another process" : concat("process ", printable(holder)),
+                ", which tokenizes the same text");
 }
 
 enum class Same { stamp, content, neither };
@@ -189,15 +213,10 @@ CacheEntry TokenCache::make(const Key& key, const Write& write) const {
       fail_to_write(folder / kInUse, errno);
     }
     ::flock(writes.get(), LOCK_EX | LOCK_NB);
+    const std::vector<InputStamp> stamps(key.files.begin(), key.files.end());
     std::ranges::transform(key.files, std::back_inserter(entry.sources), read_source);
     write(folder, entry);
-    for (size_t i = 0; i < key.files.size(); ++i) {
-      const CacheEntry::Source now = stamp_of(key.files[i]);
-      if (now.bytes != entry.sources[i].bytes || now.modified_ns != entry.sources[i].modified_ns ||
-          now.changed_ns != entry.sources[i].changed_ns) {
-        throw InputError("data", concat(now.file, " has changed while it was read"), "Start again.");
-      }
-    }
+    std::ranges::for_each(stamps, &InputStamp::check);
     for (const auto& [name, split] : entry.splits) {
       sync_folder(folder / name);
     }
@@ -217,19 +236,29 @@ Descriptor TokenCache::lock(const Key& key) const {
   const fs::path path = folder_ / (key.name + ".lock");
   const auto deadline = std::chrono::steady_clock::now() + most_wait_;
   for (bool waits = false;; waits = true) {
-    Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!file && errno == ELOOP) {
+      throw Error("data", path.string() + " is a symbolic link, and no lock can be one", "Remove it.");
+    }
     if (!file) {
       fail_to_write(path, errno);
     }
     const bool locked = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
     if (locked ? is_at(file.get(), path) : errno != EWOULDBLOCK) {
+      if (locked) {
+        write_holder(file.get());
+      }
       return file;
     }
     if (std::chrono::steady_clock::now() > deadline) {
       return {};
     }
+    if (stop_ && stop_()) {
+      throw Error("data", concat("asked to end while waiting for ", holder_of(file.get()), " (", path.string(), ')'));
+    }
     if (!waits) {
-      log::info("waiting for another process that tokenizes the same text (", path.string(), ')');
+      log::info("waiting up to ", format_seconds(static_cast<double>(most_wait_.count())), " for ",
+                holder_of(file.get()), " (", path.string(), ')');
     }
     std::this_thread::sleep_for(kBetween);
   }

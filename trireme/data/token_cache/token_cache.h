@@ -29,13 +29,15 @@ struct CachedTokens {
 ///
 ///   KEY.json     an entry (cache_entry.h)
 ///   KEY.RANDOM/  its shards, a folder for each split, and in_use, which processes that read them lock
-///   KEY.lock     locked by the process that makes it
+///   KEY.lock     locked by the process that makes it, whose number and host it has
 ///
 /// An entry is written behind its shards, all of them synced, so what a killed process leaves is no entry. An entry is
 /// of use while its files are the same: their sizes, inodes and times, else the hash of their content. Several hosts
 /// may share the folder. It may be removed while no job starts.
 class TokenCache {
  public:
+  static constexpr std::chrono::seconds kMostWait = std::chrono::minutes(30);
+
   /// What an entry is made of.
   struct Key {
     /// `rules`: how tokens are made of texts, and the options of that; `spec` as make_tokenizer(). Errors: InputError
@@ -47,9 +49,11 @@ class TokenCache {
     uint64_t tokenizer_hash;
   };
 
-  /// `most_wait`: for another process that makes the same entry, before this one makes its own.
-  explicit TokenCache(std::filesystem::path folder, std::chrono::seconds most_wait = std::chrono::minutes(30))
-      : folder_(std::move(folder)), most_wait_(most_wait) {}
+  /// `most_wait`: for another process that makes the same entry, before this one makes its own. `stop`: asked every
+  /// 50 ms while waiting; find_or_make() throws Error once it returns true.
+  explicit TokenCache(std::filesystem::path folder, std::chrono::seconds most_wait = kMostWait,
+                      std::function<bool()> stop = nullptr)
+      : folder_(std::move(folder)), most_wait_(most_wait), stop_(std::move(stop)) {}
 
   /// The entry, if it is there and of these files. Cost: the headers of shards, and files that have another inode or
   /// time are read.
@@ -58,7 +62,8 @@ class TokenCache {
   /// The same; makes it if there is none. `write` makes the shards of each split in a folder of its own below the one
   /// it is given, and fills in splits and labels of the entry. Shards of up to 1 GiB are read and compared with their
   /// checksums. Cost of making: `write`, and one read of the files for their hashes. Errors: those of `write`;
-  /// InputError for files that cannot be read or change meanwhile, Error for a folder that cannot be written.
+  /// InputError for files that cannot be read, ChangedInput (input_stamp.h) for those that change meanwhile, Error for
+  /// a folder that cannot be written.
   using Write = std::function<void(const std::filesystem::path& folder, CacheEntry& entry)>;
   CachedTokens find_or_make(const Key& key, const Write& write) const;
 
@@ -71,6 +76,7 @@ class TokenCache {
 
   std::filesystem::path folder_;
   std::chrono::seconds most_wait_;
+  std::function<bool()> stop_;
 };
 
 /// mkdir -p for this user alone. Errors: Error with the system's reason.

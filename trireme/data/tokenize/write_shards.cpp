@@ -5,6 +5,7 @@
 #include <trireme/data/tokenize/block_maker.h>
 #include <trireme/data/tokenize/document_reader.h>
 #include <trireme/data/tokenize/encode_blocks.h>
+#include <trireme/data/tokenize/input_stamp.h>
 #include <trireme/data/tokenize/line_encoder.h>
 #include <trireme/data/tokenize/part_joiner.h>
 #include <trireme/data/tokenize/shard_writer.h>
@@ -32,13 +33,18 @@ std::optional<ShardIndex::EndToken> find_end_token(const TokenizeOptions& option
 // Reads the files and hands their documents over as blocks.
 class Producer {
  public:
-  Producer(const TokenizeOptions& options, const GiveBlock& give_block)
-      : options_(options), give_(give_block), maker_([this](Block block) { give(std::move(block)); }) {}
+  /// `stamps`: of the inputs as they were at the start.
+  Producer(const TokenizeOptions& options, const std::vector<InputStamp>& stamps, const GiveBlock& give_block)
+      : options_(options),
+        stamps_(stamps),
+        give_(give_block),
+        maker_([this](Block block) { give(std::move(block)); }) {}
 
   void run() {
     try {
       for (; input_ < options_.inputs.size() && !stopped_; ++input_) {
         read(options_.inputs[input_]);
+        stamps_[input_].check();
       }
     } catch (...) {
       Block failed; // with the number of its file
@@ -67,6 +73,7 @@ class Producer {
   }
 
   const TokenizeOptions& options_;
+  const std::vector<InputStamp>& stamps_;
   const GiveBlock& give_;
   BlockMaker maker_;
   size_t input_ = 0;
@@ -158,8 +165,9 @@ class Consumer {
   int64_t uncounted_tokens_ = 0;
 };
 
-void encode_all(const TokenizeOptions& options, const tokenizer::Tokenizer& tokenizer, const LineEncoder& lines,
-                ShardWriter& writer, TokenizeResult& result) {
+void encode_all(const TokenizeOptions& options, const std::vector<InputStamp>& stamps,
+                const tokenizer::Tokenizer& tokenizer, const LineEncoder& lines, ShardWriter& writer,
+                TokenizeResult& result) {
   ShardIndex& index = result.index;
   Consumer consumer(options, tokenizer, index, writer);
   TokenizeProgress progress;
@@ -167,7 +175,7 @@ void encode_all(const TokenizeOptions& options, const tokenizer::Tokenizer& toke
     progress.bytes_total += input.bytes;
   }
   encode_blocks(
-      options.threads, [&](const GiveBlock& give) { Producer(options, give).run(); },
+      options.threads, [&](const GiveBlock& give) { Producer(options, stamps, give).run(); },
       [&](Block& block) { encode_block(block, tokenizer, lines, options.inputs[block.input].string()); },
       [&](Block block) {
         progress.bytes_read = block.bytes_read;
@@ -197,12 +205,14 @@ TokenizeResult write_shards(const TokenizeOptions& options, const tokenizer::Tok
   index.token_bytes = token_bytes_of(index.vocab_size);
   index.end_token = find_end_token(options, tokenizer);
   const LineEncoder lines(tokenizer, options.tokenizer, options.lines);
+  std::vector<InputStamp> stamps;
   for (const fs::path& input : options.inputs) { // all, before hours of work
+    stamps.emplace_back(input);
     const DocumentReader reader(input, options.lines.keys);
     index.inputs.push_back({input.string(), static_cast<int64_t>(fs::file_size(input)), 0});
   }
   ShardWriter writer({folder(), index.token_bytes, index.vocab_size, index.tokenizer_hash, options.shard_tokens});
-  encode_all(options, tokenizer, lines, writer, result);
+  encode_all(options, stamps, tokenizer, lines, writer, result);
   if (index.tokens == 0) {
     throw InputError("data",
                      concat(options.inputs.size() == 1 ? concat(options.inputs[0].string(), " has")
