@@ -171,6 +171,40 @@ TEST_F(JsonLinesTest, BadLinesAndTemplatesAreNamed) {
               AllOf(HasSubstr("train.jsonl has "), HasSubstr("needs 10000 + 1")));
 }
 
+// A misnamed role: nothing that the model says counts, and a loss over nothing is 0.
+TEST_F(JsonLinesTest, DataOfWhichNothingCountsIsRefused) {
+  DataOptions wrong = options();
+  std::string bots;
+  for (int i = 0; i < 30; ++i) {
+    bots += R"({"messages": [{"role": "user", "content": "who?"}, {"role": "bot", "content": "a row"}]})"
+            "\n";
+  }
+  wrong.train = {write("bots.jsonl", bots)};
+  const auto refused = [](const DataOptions& of) { return input_error([&] { make_datasets(of); }); };
+  EXPECT_THAT(refused(wrong), AllOf(HasSubstr("no token of "), HasSubstr("bots.jsonl counts in the loss"),
+                                    HasSubstr("look at the roles"), HasSubstr("data.loss_on \"all\"")));
+  DataOptions mixture{.kind = DataOptions::Kind::mixture, .sequence_length = 16, .tokenizer = "bytes"};
+  DataOptions set = wrong;
+  set.tokenizer.clear();
+  mixture.sets = {{std::make_shared<DataOptions>(set), 1, "a"}};
+  EXPECT_THAT(refused(mixture), HasSubstr("bots.jsonl counts in the loss"));
+  DataOptions tokens{.kind = DataOptions::Kind::tokens, .train = shards(wrong), .sequence_length = 16};
+  EXPECT_THAT(refused(tokens), AllOf(HasSubstr("shards counts in the loss"), HasSubstr("--loss-on all")));
+  std::swap(tokens.train, tokens.validation);
+  tokens.train = {write("enough.txt", std::string(200, 'a'))};
+  tokens.token_bytes = 2;
+  EXPECT_THAT(refused(tokens), HasSubstr("shards counts in the loss")) << "a validation loss of nothing";
+  std::swap(tokens.train, tokens.validation);
+  tokens.validation.clear();
+  tokens.token_bytes = 0;
+  tokens.mask_fraction = 0.15; // has targets of its own
+  tokens.vocab_size = 257;
+  tokens.mask_token = 256;
+  EXPECT_EQ(refused(tokens), "");
+  wrong.loss_on = LossOn::all;
+  EXPECT_EQ(refused(wrong), "");
+}
+
 TEST_F(JsonLinesTest, AMixtureTakesThemBesideTextAndTokens) {
   DataOptions set = options();
   set.tokenizer.clear();

@@ -125,6 +125,25 @@ TEST_F(TokenizeDataTest, ARunCountsTheResponsesInAnyLayout) {
   EXPECT_TRUE(one.back().contains("val_loss"));
 }
 
+TEST_F(TokenizeDataTest, TokensOfWhichNoneCountsAreNamedAndRefused) {
+  const std::string line = R"({"messages": [{"role": "bot", "content": "a row"}]})"
+                           "\n";
+  std::string lines;
+  for (int i = 0; i < 30; ++i) {
+    lines += line;
+  }
+  write_file_atomically(folder / "bots.jsonl", lines);
+  write_file_atomically(folder / "rows.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}");
+  const std::string rest = path("bots.jsonl") + " --tokenizer bytes --chat-template " + path("rows.jinja");
+  const Finished made = tokenize(rest);
+  EXPECT_EQ(made.status, 0) << made.output;
+  EXPECT_THAT(made.output, AllOf(HasSubstr("none of the tokens counts in the loss"), HasSubstr("--loss-on all")));
+  write_run("run.json", R"({"type": "gpt", "layers": 1, "hidden": 16, "heads": 2, "sequence_length": 16})", "tokens");
+  const Finished run = train("--set training.steps=3 -n 1");
+  EXPECT_EQ(run.status, 2) << run.output;
+  EXPECT_THAT(run.output, AllOf(HasSubstr("no token of "), HasSubstr("tokens counts in the loss")));
+}
+
 TEST_F(TokenizeDataTest, BadInputIsOneSentence) {
   const auto refused = [&](const std::string& rest) {
     const Finished finished = tokenize(rest);

@@ -126,6 +126,11 @@ int tokenize_data(const DataTokenizeCommand& command) {
     }
     return data::tokenize_files(options);
   }();
+  if (result.index.counted_tokens == 0) {
+    log::warning(
+        "none of the tokens counts in the loss, so a run on them is refused: only what the role \"assistant\" "
+        "says and a prompt's response do; look at the roles, or use --loss-on all");
+  }
   if (command.json) {
     std::cout << as_json(result).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
   } else {

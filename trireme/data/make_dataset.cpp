@@ -50,6 +50,19 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& name, int64_t
   return tokenizer;
 }
 
+// Errors: InputError if a loss on these tokens would be a mean of nothing.
+void check_counted(const TokensDataset& tokens, const std::vector<fs::path>& files, DataOptions::Kind kind) {
+  if (tokens.counted_tokens() > 0) {
+    return;
+  }
+  throw InputError(
+      "data", concat("no token of ", source_name(files), " counts in the loss"),
+      concat("Only what the role \"assistant\" says and a prompt's response do: look at the roles, or count "
+             "all tokens with ",
+             kind == DataOptions::Kind::json_lines ? "data.loss_on \"all\"."
+                                                   : "\"trireme data tokenize --loss-on all\"."));
+}
+
 // `hash`: of the options' tokenizer, if they name one.
 Datasets open_tokens(const DataOptions& options, Share checked, std::optional<uint64_t> hash = std::nullopt) {
   Datasets result;
@@ -62,6 +75,9 @@ Datasets open_tokens(const DataOptions& options, Share checked, std::optional<ui
     auto tokens =
         std::make_shared<TokensDataset>(files, options.sequence_length, vocab_size, options.token_bytes, options.pack);
     tokens->check(checked); // fail now, not in the last epoch
+    if (options.mask_fraction == 0) {
+      check_counted(*tokens, files, options.kind);
+    }
     return tokens;
   };
   const auto train = open(options.train);
@@ -183,8 +199,12 @@ Datasets open_lines(const DataOptions& options, const fs::path& token_cache,
   }
   const int64_t vocab_size = options.vocab_size > 0 ? options.vocab_size : result.tokenizer->vocab_size();
   const auto map = [&](const CachedText::Split& split, const std::vector<fs::path>& files) {
-    return std::make_shared<JsonLines>(split, cached->in_use, options.sequence_length, vocab_size, options.pack,
-                                       source_name(files));
+    auto lines = std::make_shared<JsonLines>(split, cached->in_use, options.sequence_length, vocab_size, options.pack,
+                                             source_name(files));
+    if (options.mask_fraction == 0) {
+      check_counted(*lines, files, options.kind);
+    }
+    return lines;
   };
   result.train = map(cached->train, options.train);
   result.validation = cached->validation ? map(*cached->validation, options.validation) : nullptr;
@@ -270,6 +290,7 @@ Datasets open_mixture(const DataOptions& options, Share checked, const fs::path&
   for (const MixtureSet& set : options.sets) {
     DataOptions own = *set.data;
     own.sequence_length = options.sequence_length;
+    own.mask_fraction = options.mask_fraction;
     own.vocab_size = options.vocab_size == 0 && result.tokenizer ? result.tokenizer->vocab_size() : options.vocab_size;
     own.tokenizer = own.kind == DataOptions::Kind::tokens ? "" : options.tokenizer;
     sets.push_back(own.kind == DataOptions::Kind::text         ? open_text(own, token_cache, result.tokenizer)

@@ -63,6 +63,14 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
                         files.size() == 1 ? files[0].string() : concat("the data in ", files.size(), " files"));
 }
 
+int64_t TokensDataset::counted_tokens() const {
+  int64_t counted = 0;
+  for (const auto& file : files_) {
+    counted += file->file().counted_tokens.value_or(file->num_tokens());
+  }
+  return counted;
+}
+
 uint64_t TokensDataset::tokenizer_hash() const {
   const auto known = std::ranges::find_if(files_, [](const auto& file) { return file->file().tokenizer_hash != 0; });
   return known == files_.end() ? 0 : (*known)->file().tokenizer_hash;

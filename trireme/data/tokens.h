@@ -52,6 +52,8 @@ class TokensDataset : public Dataset {
   int64_t counted_targets(std::span<const int64_t> indices) const override;
   std::string describe() const override;
   int64_t num_tokens() const { return num_tokens_; }
+  /// Those that count as targets of the loss, whatever documents are told apart. Cost: the headers of shards.
+  int64_t counted_tokens() const;
   /// Of the tokenizer that made the shards (token_files/tokenizer_hash.h); 0: unknown.
   uint64_t tokenizer_hash() const;
   /// Documents of all files, in order; none if a raw file is among them.
