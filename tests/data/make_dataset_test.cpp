@@ -8,6 +8,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -128,6 +129,45 @@ TEST_F(MakeDatasetTest, ATextThatChangesWhileItIsTokenizedIsRefused) {
   writer.join();
   prepare_tokens(options, folder_ / "cache");
   EXPECT_GT(make_datasets(options, {}, folder_ / "cache").train->size(), 0);
+}
+
+TEST_F(MakeDatasetTest, OtherSamplesHaveAnotherChecksumAndNoPosition) {
+  const auto text = [&](char letter) {
+    const DataOptions options{.kind = DataOptions::Kind::text,
+                              .train = {write("a.txt", std::string(100, 'a') + letter)},
+                              .sequence_length = 7};
+    std::filesystem::remove_all(folder_ / "cache"); // made again of the same text: the same tokens
+    prepare_tokens(options, folder_ / "cache");
+    return make_datasets(options, {}, folder_ / "cache").train;
+  };
+  const auto dataset = text('b');
+  EXPECT_NE(dataset->checksum(), 0u);
+  EXPECT_EQ(text('b')->checksum(), dataset->checksum());
+  const auto other = text('c');
+  EXPECT_NE(other->checksum(), dataset->checksum());
+  const DataOptions raw{.kind = DataOptions::Kind::tokens,
+                        .train = {write_tokens("t.bin", std::vector<int>(101, 7))},
+                        .sequence_length = 7};
+  EXPECT_EQ(make_datasets(raw).train->checksum(), 0u) << "unknown";
+  const auto mixture = [](const std::shared_ptr<const Dataset>& a, const std::shared_ptr<const Dataset>& b) {
+    return std::make_shared<Mixture>(std::vector<Mixture::Set>{{a, 1, "a"}, {b, 1, "b"}}, Mixture::Order{});
+  };
+  EXPECT_NE(mixture(dataset, other)->checksum(), mixture(other, dataset)->checksum());
+  EXPECT_EQ(mixture(dataset, other)->fingerprint(), mixture(other, dataset)->fingerprint()) << "as earlier programs";
+  EXPECT_EQ(mixture(dataset, make_datasets(raw).train)->checksum(), 0u);
+
+  const auto loader = [](const std::shared_ptr<const Dataset>& of) { return make_loader(of, {}, Split::train, 2); };
+  const nlohmann::json saved = nlohmann::json::parse(loader(dataset).state().dump());
+  EXPECT_EQ(input_error([&] { loader(text('b')).load_state(saved); }), "");
+  auto refusing = loader(other);
+  refusing.next();
+  const nlohmann::json before = refusing.state();
+  EXPECT_THAT(input_error([&] { refusing.load_state(saved); }),
+              AllOf(HasSubstr("of other samples"), HasSubstr("a.txt"), HasSubstr("model.init_from")));
+  EXPECT_EQ(refusing.state(), before);
+  nlohmann::json earlier = saved;
+  earlier.erase("checksum");
+  EXPECT_EQ(input_error([&] { loader(other).load_state(earlier); }), "");
 }
 
 TEST_F(MakeDatasetTest, ATokenizerOfCachedTextIsReadWhenItIsUsed) {

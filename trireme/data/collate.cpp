@@ -18,6 +18,7 @@ class Collated : public Dataset {
     return collate_(std::move(samples));
   }
   uint64_t fingerprint() const override { return dataset_->fingerprint(); }
+  uint64_t checksum() const override { return dataset_->checksum(); }
   std::string describe() const override { return dataset_->describe() + ", collated"; }
 
  private:

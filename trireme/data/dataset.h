@@ -33,8 +33,14 @@ class Dataset {
   /// Not 0 where the samples depend on more than their number, as in a mixture: differs where they do. A loader saves
   /// it with its position, and refuses to continue with another one.
   virtual uint64_t fingerprint() const { return 0; }
+  /// Of the content of the samples, where it is known without reading them; 0: unknown. A loader saves it with its
+  /// position, and refuses to continue with another one; initialize() refuses ranks that have different ones.
+  virtual uint64_t checksum() const { return 0; }
   /// "tokens: 4.02M in 31.4k samples of 128 (austen.bin)".
   virtual std::string describe() const = 0;
 };
+
+/// Dataset::checksum() of data sets one after the other; 0 if that of one is unknown.
+uint64_t joint_checksum(std::span<const uint64_t> checksums);
 
 } // namespace trireme::data

@@ -216,6 +216,9 @@ nlohmann::json DataLoader::state() const {
   if (const uint64_t fingerprint = dataset_->fingerprint(); fingerprint != 0) {
     state["data"] = fingerprint;
   }
+  if (const uint64_t checksum = dataset_->checksum(); checksum != 0) {
+    state["checksum"] = checksum;
+  }
   return state;
 }
 
@@ -225,7 +228,15 @@ void DataLoader::load_state(const nlohmann::json& state) {
     throw InputError("data", concat("the saved data position is not one of ", dataset_->describe()),
                      "Use the same sets, weights and seed as before, or start without --resume.");
   }
-  sampler_.load_state(state);
+  DistributedSampler moved = sampler_;
+  moved.load_state(state);
+  const auto checksum = state.find("checksum"); // earlier checkpoints have none
+  if (dataset_->checksum() != 0 && checksum != state.end() && *checksum != dataset_->checksum()) {
+    throw InputError(
+        "data", concat("the saved data position is one of other samples than those of now, of ", dataset_->describe()),
+        "Put the earlier files back, or begin a new run with the saved weights: model.init_from.");
+  }
+  sampler_ = std::move(moved);
   prefetcher_.reset();
 }
 

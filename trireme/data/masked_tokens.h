@@ -40,6 +40,7 @@ class MaskedTokens : public Dataset {
   Batch get(std::span<const int64_t> indices) const override { return get_part(indices, Part::all); }
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
   uint64_t fingerprint() const override { return tokens_->fingerprint(); }
+  uint64_t checksum() const override { return tokens_->checksum(); }
   std::string describe() const override;
 
  private:

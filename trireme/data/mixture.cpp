@@ -197,6 +197,12 @@ uint64_t Mixture::fingerprint() const {
   return hash | 1;
 }
 
+uint64_t Mixture::checksum() const {
+  std::vector<uint64_t> of_sets;
+  std::ranges::transform(sets_, std::back_inserter(of_sets), [](const Set& set) { return set.data->checksum(); });
+  return joint_checksum(of_sets);
+}
+
 std::string Mixture::describe() const {
   std::vector<std::string> parts;
   for (size_t i = 0; i < sets_.size(); ++i) {

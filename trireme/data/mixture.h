@@ -40,6 +40,8 @@ class Mixture : public Dataset {
   bool masks_targets() const override;
   int64_t counted_targets(std::span<const int64_t> indices) const override;
   uint64_t fingerprint() const override;
+  /// Known if that of every set is.
+  uint64_t checksum() const override;
   std::string describe() const override;
 
   /// The number of a sample in its set.

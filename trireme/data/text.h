@@ -30,6 +30,8 @@ class TextDataset : public Dataset {
   int64_t size() const override { return size_; }
   Batch get(std::span<const int64_t> indices) const override;
   Batch get_part(std::span<const int64_t> indices, Part part) const override;
+  /// Unknown for text in memory.
+  uint64_t checksum() const override { return mapped_ ? mapped_->checksum() : 0; }
   std::string describe() const override;
 
   int64_t num_tokens() const;

@@ -10,6 +10,7 @@
 #include <ATen/ops/arange.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 namespace trireme::data {
@@ -61,6 +62,12 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
   }
   size_ = count_windows(num_tokens_, sequence_length,
                         files.size() == 1 ? files[0].string() : concat("the data in ", files.size(), " files"));
+}
+
+uint64_t TokensDataset::checksum() const {
+  std::vector<uint64_t> of_files;
+  std::ranges::transform(files_, std::back_inserter(of_files), [](const auto& file) { return file->file().checksum; });
+  return joint_checksum(of_files);
 }
 
 int64_t TokensDataset::counted_tokens() const {

@@ -50,6 +50,8 @@ class TokensDataset : public Dataset {
   bool masks_targets() const override { return masks_targets_; }
   /// Cost: one read of the samples' bits.
   int64_t counted_targets(std::span<const int64_t> indices) const override;
+  /// Of the checksums in the headers of shards; unknown for other files.
+  uint64_t checksum() const override;
   std::string describe() const override;
   int64_t num_tokens() const { return num_tokens_; }
   /// Those that count as targets of the loss, whatever documents are told apart. Cost: the headers of shards.
