@@ -39,6 +39,31 @@ std::string refusal(comm::World& world, const std::function<void(InitializeOptio
   return "made";
 }
 
+// Samples of a content.
+class Known : public Counting {
+ public:
+  explicit Known(uint64_t checksum) : checksum_(checksum) {}
+  uint64_t checksum() const override { return checksum_; }
+
+ private:
+  uint64_t checksum_;
+};
+
+TEST(SameOptionsTest, RanksReadTheSameData) {
+  on_ranks(2, [](comm::World& world) {
+    const auto refusal_of = [&](uint64_t first, uint64_t second) {
+      return refusal(world, [&](InitializeOptions& options) {
+        options.training_data = std::make_shared<Known>(world.rank() == 0 ? first : second);
+      });
+    };
+    EXPECT_THAT(refusal_of(6, 7),
+                testing::AllOf(HasSubstr("differ in the checksum of training_data: 7 and 6 (counting)"),
+                               HasSubstr("Copy the same files of data to every host")));
+    EXPECT_EQ(refusal_of(7, 7), "made");
+    EXPECT_EQ(refusal_of(7, 0), "made") << "0: unknown";
+  });
+}
+
 TEST(SameOptionsTest, RanksThatDifferAreToldWhatDiffers) {
   on_ranks(2, [](comm::World& world) {
     const bool second = world.rank() == 1;

@@ -77,13 +77,34 @@ std::string name_of(const std::string& pointer) {
   return name.starts_with(outer + "offload_") ? name.substr(outer.size()) : name;
 }
 
+// Keys of what is compared of the data, and the value of a checksum that is unknown, which is equal to any other.
+constexpr const char* kSamples = "the number of samples of training_data";
+constexpr const char* kSets = "the sets of training_data";
+constexpr const char* kChecksum = "the checksum of training_data";
+constexpr const char* kUnknown = "unknown";
+
+bool is_unknown(const comm::LeafDifference& difference) {
+  return difference.path.substr(1) == kChecksum && std::ranges::any_of(difference.values, [](const auto& value) {
+           return value.text == concat('"', kUnknown, '"');
+         });
+}
+
 // Collective over `group`. Reports the first difference.
-void compare(const comm::Group& group, const ordered_json& options) {
-  const std::vector<comm::LeafDifference> found = comm::differences(group, options, "options of initialize()");
+void compare(const comm::Group& group, const ordered_json& options, const data::Dataset* data = nullptr) {
+  std::vector<comm::LeafDifference> found = comm::differences(group, options, "options of initialize()");
+  std::erase_if(found, is_unknown);
   if (found.empty()) {
     return;
   }
   const comm::LeafDifference& first = found.front();
+  for (const char* key : {kSamples, kSets, kChecksum}) {
+    if (data != nullptr && first.path.substr(1) == key) {
+      throw InputError("engine",
+                       concat(first.ranks(), " differ in ", key, ": ", first.other(), " and ", first.first(), " (",
+                              data->describe(), ')'),
+                       "Copy the same files of data to every host.");
+    }
+  }
   const std::string more = found.size() > 1 ? concat("; and in ", found.size() - 1, " more") : "";
   throw InputError(
       "engine",
@@ -156,7 +177,11 @@ void check_same_options(const comm::Group& ranks, const InitializeOptions& optio
   json["whether there is a placement"] = options.placement != nullptr;
   json["whether there is training_data"] = options.training_data != nullptr;
   json["whether there is a training_loader"] = options.training_loader != nullptr;
-  json["the number of samples of training_data"] = options.training_data ? options.training_data->size() : 0;
+  const data::Dataset* const data = options.training_data.get();
+  json[kSamples] = data != nullptr ? data->size() : 0;
+  json[kSets] = data != nullptr ? data->fingerprint() : 0;
+  const uint64_t checksum = data != nullptr ? data->checksum() : 0;
+  json[kChecksum] = checksum != 0 ? ordered_json(checksum) : ordered_json(kUnknown);
   json["shuffle"] = options.shuffle;
   json["whether there is an order of the samples"] = options.order != nullptr;
   json["whether there is a collate"] = options.collate != nullptr;
@@ -165,7 +190,7 @@ void check_same_options(const comm::Group& ranks, const InitializeOptions& optio
     axes.push_back(concat(axis.name, ' ', axis.size));
   }
   json["axes of the mesh"] = axes;
-  compare(ranks, json);
+  compare(ranks, json, data);
 }
 
 void check_same_sizes(const Parts& parts) {
