@@ -219,9 +219,7 @@ TEST_F(GenerateCommandTest, ChatHasOneTokenOfTheBeginning) {
 
 TEST_F(GenerateCommandTest, BadInputIsRefusedInOneSentence) {
   write_file_atomically(folder / "none", "");
-  write_file_atomically(folder / "blank", "
- 
-");
+  write_file_atomically(folder / "blank", "\n \r\n");
   for (const auto& [words, why] : {std::pair("--prompts missing", "cannot open missing: No such file"),
                                    {"--prompts none", "none has no prompts"},
                                    {"--prompts blank", "blank has no prompts"},
