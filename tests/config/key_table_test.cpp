@@ -47,11 +47,11 @@ json base_for(const Section& section, std::string_view key = "") {
     run["model"] = {{"type", "cnn"}};
     run["data"] = images;
   } else if (section.path.starts_with("data.sets") || (section.path == "data" && type == "mixture")) {
-    const json set = {{"type", type == "tokens" ? "tokens" : "text"}, {"train", "t"}};
+    const json set = {{"type", type == "tokens" || type == "jsonl" ? type : "text"}, {"train", "t"}};
     run["data"] = {{"type", "mixture"}, {"sets", {{"data", set}, {"weight", 1}}}};
     run["model"]["vocab_size"] = 300;
-  } else if (section.path == "data" && type == "tokens") {
-    run["data"]["type"] = "tokens";
+  } else if (section.path == "data" && (type == "tokens" || type == "jsonl")) {
+    run["data"]["type"] = type;
     run["model"]["vocab_size"] = 300;
   } else if (section.path == "training") {
     run["data"]["validation"] = "v.txt";

@@ -22,9 +22,9 @@ std::string name_in_adapter_file(const std::string& parameter);
 bool is_name_in_adapter_file(std::string_view tensor);
 
 /// Returns a function that fills a full parameter that `lora` trains from the folder lora.init_from. `base` reads the
-/// base model's weights. Cost: up to four weights of the base model; of the adapters nothing until it is called. Errors:
-/// InputError when the file's tensors are not exactly those in `shapes`, with their sizes: then it belongs to another
-/// base model, rank or targets; and when it has a sample of its base model that `base` does not agree with.
+/// base model's weights. Cost: up to four weights of the base model; of the adapters nothing until it is called.
+/// Errors: InputError when the file's tensors are not exactly those in `shapes`, with their sizes: then it belongs to
+/// another base model, rank or targets; and when it has a sample of its base model that `base` does not agree with.
 FillParameter adapter_values(const LoraOptions& lora, const std::vector<LayerShape>& shapes, const FillParameter& base);
 
 /// Whether the folder has a sample of its base model. PEFT writes none.
