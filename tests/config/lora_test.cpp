@@ -137,6 +137,23 @@ TEST_F(LoraTest, ReadsWhatPeftWrites) {
       << "PEFT compares full names with an expression";
 }
 
+// The names and numbers by which PEFT narrows target_modules.
+TEST_F(LoraTest, PeftMayLeaveOutBlocksAndLayers) {
+  const auto layers = [&](const json& changes) {
+    write(changes);
+    return read_adapter_config(folder(), llama_layers()).layers;
+  };
+  constexpr const char* kQuery = "model.layers.1.self_attn.q_proj";
+  constexpr const char* kValue = "model.layers.1.self_attn.v_proj";
+  EXPECT_THAT(layers({{"layers_to_transform", {1}}}), ElementsAre(kQuery, kValue));
+  EXPECT_THAT(layers({{"layers_to_transform", 1}, {"exclude_modules", {"v_proj"}}}), ElementsAre(kQuery));
+  EXPECT_THAT(layers({{"exclude_modules", R"(model\.layers\.0\..*)"}}), ElementsAre(kQuery, kValue));
+  EXPECT_EQ(layers({{"exclude_modules", "v_proj"}}).size(), 4u) << "an expression for the full name";
+  EXPECT_EQ(layers({{"layers_to_transform", json::array()}, {"exclude_modules", json::array()}}).size(), 4u);
+  EXPECT_THAT(lora_refusal([&] { layers({{"layers_to_transform", {2}}}); }), HasSubstr("no such linear layer"));
+  EXPECT_THAT(lora_refusal([&] { layers({{"layers_to_transform", {"1"}}}); }), HasSubstr("layers_to_transform[0]"));
+}
+
 // PEFT trains the head of a SEQ_CLS model in full and saves it with the adapters.
 TEST_F(LoraTest, AClassifierIsTrainedBesideTheAdaptersOfABert) {
   using Head = models::BertOptions::Head;

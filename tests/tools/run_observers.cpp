@@ -149,6 +149,61 @@ json beside_another_set(comm::World& world, const json& run) {
   return training(world, changed);
 }
 
+// JSON lines with a prompt and a response of a's and b's.
+std::string lines_file(const std::string& name, int most) {
+  std::string lines;
+  for (int i = 0; i < 100; ++i) {
+    lines += concat(R"({"prompt": "b)", std::string(1 + i % most, 'a'), R"( ", "response": "ab)",
+                    std::string(1 + i % 3, 'b'), "\"}\n");
+  }
+  return file(name, lines);
+}
+
+std::string conversations_file() {
+  std::string lines;
+  for (int i = 0; i < 100; ++i) {
+    lines += concat(R"({"messages": [{"role": "user", "content": "b)", std::string(1 + i % 4, 'a'),
+                    R"("}, {"role": "assistant", "content": "ab"}]})", '\n');
+  }
+  return file("conversations.jsonl", lines);
+}
+
+// A chat template that writes `between` after what a user says.
+std::string template_file(const std::string& name, const char* between) {
+  return file(name, concat("{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}"
+                           "{% endgeneration %}{% else %}{{ m['content'] }}",
+                           between, "{% endif %}{% endfor %}"));
+}
+
+std::vector<KeyObserver> json_lines_keys() {
+  const std::string lines = lines_file("lines.jsonl", 4);
+  const std::string other = lines_file("other_lines.jsonl", 5);
+  const std::string tiny = file("tokenizer.json", kTinyTokenizer);
+  const std::string first = template_file("first.jinja", " ");
+  const std::string second = template_file("second.jinja", " b ");
+  const json from_lines = {{"data", {{"type", "jsonl"}, {"train", lines}}}};
+  const json from_conversations = {
+      {"data", {{"type", "jsonl"}, {"train", conversations_file()}, {"chat_template", first}}}};
+  const auto as_set = [](const json& run) {
+    return json{{"data", {{"type", "mixture"}, {"train", nullptr}, {"sets", {{"data", run["data"]}, {"weight", 1}}}}}};
+  };
+  return {
+      {"data", "jsonl", "train", lines, other, training, from_lines},
+      {"data", "jsonl", "validation", nullptr, other, training, from_lines},
+      {"data", "jsonl", "loss_on", "response", "all", training, from_lines},
+      {"data", "jsonl", "chat_template", first, second, training, from_conversations},
+      {"data", "jsonl", "pack", false, true, training, from_lines},
+      {"data", "jsonl", "tokenizer", "bytes", tiny, training, from_lines},
+      {"data", "jsonl", "sequence_length", 8, 4, whether_it_is_read, from_lines},
+      {"data", "jsonl", "shuffle", true, false, training, from_lines},
+      {"data", "jsonl", "prefetch", 2, 0, threads, from_lines},
+      {"data.sets.data", "jsonl", "train", lines, other, training, as_set(from_lines)},
+      {"data.sets.data", "jsonl", "validation", nullptr, other, training, as_set(from_lines)},
+      {"data.sets.data", "jsonl", "loss_on", "response", "all", training, as_set(from_lines)},
+      {"data.sets.data", "jsonl", "chat_template", first, second, training, as_set(from_conversations)},
+  };
+}
+
 std::vector<KeyObserver> mixture_keys() {
   const std::string text = text_file("a.txt", "ab abab b ");
   const std::string other_text = text_file("b.txt", "abab a bb ");
@@ -420,7 +475,7 @@ std::vector<KeyObserver> run_keys() {
 
 std::vector<KeyObserver> all_observers() {
   std::vector<KeyObserver> all;
-  for (const auto& part : {model_keys(), data_keys(), mixture_keys(), run_keys()}) {
+  for (const auto& part : {model_keys(), data_keys(), json_lines_keys(), mixture_keys(), run_keys()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

@@ -180,7 +180,7 @@ class Batch {
     const auto begin = Clock::now();
     auto after_first = begin;
     int64_t after = 0; // tokens after the first of each prompt
-    generate::continue_prompts(trained_.model, ids, options, [&](size_t prompt, int32_t token) {
+    const generate::OnToken on_token = [&](size_t prompt, int32_t token) {
       Growing& text = texts[prompt];
       text.added.push_back(token);
       if (text.added.size() == 1) {
@@ -197,7 +197,8 @@ class Batch {
         show(text, cut(std::move(continuation)), /*all=*/false);
       }
       return stops;
-    });
+    };
+    generate::continue_prompts(trained_.model, ids, options, on_token, ranks_);
     const double seconds = std::chrono::duration<double>(Clock::now() - after_first).count();
     const double reading = std::chrono::duration<double>(after_first - begin).count();
     size_t read = 0;

@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <optional>
 #include <set>
 
 namespace trireme::config {
@@ -46,10 +47,8 @@ void refuse_other_methods(const JsonNode& root) {
                                    "use_dora",
                                    "rank_pattern",
                                    "alpha_pattern",
-                                   "layers_to_transform",
                                    "layers_pattern",
                                    "layer_replication",
-                                   "exclude_modules",
                                    "lora_bias",
                                    "target_parameters",
                                    "trainable_token_indices",
@@ -87,30 +86,67 @@ void check_whole_layers(const JsonNode& root, const std::set<std::string>& ours)
   }
 }
 
-std::set<std::string> layers_of(const JsonNode& targets, const std::vector<std::string>& names) {
-  std::set<std::string> layers;
-  const bool is_text = targets.kind() == JsonNode::Kind::string;
-  if (is_text && targets.as_string() == "all-linear") {
-    layers.insert(names.begin(), names.end());
-  } else if (is_text) {               // an expression for the full name
+// The names that a key of PEFT means: an expression for full names, or a list of their last parts.
+std::set<std::string> names_meant(const JsonNode& key, const std::vector<std::string>& names) {
+  std::set<std::string> meant;
+  if (key.kind() == JsonNode::Kind::string) {
     constexpr size_t kLongest = 1000; // std::regex calls itself for every bracket
-    if (targets.as_string().size() > kLongest) {
-      targets.fail(concat("the expression has more than ", kLongest, " characters"));
+    if (key.as_string().size() > kLongest) {
+      key.fail(concat("the expression has more than ", kLongest, " characters"));
     }
-    const Expression expression{concat("^(?:", targets.as_string(), ")$"),
-                                concat(targets.where(), ": ", targets.path())};
+    const Expression expression{concat("^(?:", key.as_string(), ")$"), concat(key.where(), ": ", key.path())};
     const std::vector<bool> matches = matches_of(expression, names);
     for (size_t i = 0; i < names.size(); ++i) {
       if (matches[i]) {
-        layers.insert(names[i]);
+        meant.insert(names[i]);
       }
     }
-  } else {
-    for (const JsonNode& target : targets.elements()) {
-      const std::string ending = concat('.', target.as_string());
-      std::copy_if(names.begin(), names.end(), std::inserter(layers, layers.end()),
-                   [&](const std::string& name) { return name == target.as_string() || name.ends_with(ending); });
+    return meant;
+  }
+  for (const JsonNode& part : key.elements()) {
+    const std::string ending = concat('.', part.as_string());
+    std::copy_if(names.begin(), names.end(), std::inserter(meant, meant.end()),
+                 [&](const std::string& name) { return name == part.as_string() || name.ends_with(ending); });
+  }
+  return meant;
+}
+
+std::set<int64_t> numbers_in(const JsonNode& key) {
+  std::set<int64_t> numbers;
+  if (key.kind() == JsonNode::Kind::array) {
+    for (const JsonNode& number : key.elements()) {
+      numbers.insert(number.as_integer());
     }
+  } else {
+    numbers.insert(key.as_integer());
+  }
+  return numbers;
+}
+
+// 2 for "model.layers.2.self_attn.q_proj": the last part of a name that is a number. Blocks of all models have one.
+std::optional<int64_t> block_of(const std::string& name) {
+  const std::vector<std::string> parts = split(name, '.');
+  const auto found = std::find_if(parts.rbegin(), parts.rend(), [](const std::string& part) {
+    return !part.empty() && part.size() < 10 && part.find_first_not_of("0123456789") == std::string::npos;
+  });
+  return found == parts.rend() ? std::nullopt : std::optional<int64_t>(std::stoll(*found));
+}
+
+// PEFT's target_modules without its exclude_modules, in the blocks of its layers_to_transform.
+std::set<std::string> layers_of(const JsonNode& root, const JsonNode& targets, const std::vector<std::string>& names) {
+  const bool all = targets.kind() == JsonNode::Kind::string && targets.as_string() == "all-linear";
+  std::set<std::string> layers = all ? std::set(names.begin(), names.end()) : names_meant(targets, names);
+  if (const JsonNode* excluded = find_value(root, "exclude_modules")) {
+    for (const std::string& name : names_meant(*excluded, names)) {
+      layers.erase(name);
+    }
+  }
+  if (const JsonNode* only = find_value(root, "layers_to_transform"); only != nullptr && !is_off(json(only->plain()))) {
+    const std::set<int64_t> blocks = numbers_in(*only);
+    std::erase_if(layers, [&](const std::string& name) {
+      const std::optional<int64_t> block = block_of(name);
+      return !block || !blocks.contains(*block);
+    });
   }
   if (layers.empty()) {
     targets.fail("the model has no such linear layer in its blocks", "The adapter belongs to another base model.");
@@ -149,7 +185,7 @@ models::LoraOptions read_adapter_config(const fs::path& folder, const std::vecto
       dropout->fail(concat("must be from 0 to below 1, found ", lora.dropout));
     }
   }
-  lora.layers = layers_of(require("target_modules"), models::linear_names(shapes));
+  lora.layers = layers_of(root, require("target_modules"), models::linear_names(shapes));
   lora.whole_layers = models::layers_beside_adapters(shapes);
   check_whole_layers(root, lora.whole_layers);
   return lora;

@@ -155,12 +155,11 @@ void merge(const fs::path& adapter, const fs::path& model, const tensor::Ranks& 
     log::warning(adapter.string(), " was trained on ", printable(base), ", and this model is ", model.string());
   }
   models::TransformerShape shape = trained.model.shape();
-  const std::vector<models::LayerShape> shapes = models::layer_shapes(shape);
-  shape.lora = config::read_adapter_config(adapter, shapes);
+  shape.lora = config::read_adapter_config(adapter, models::layer_shapes(shape));
   const ReadParameter base_values = [&](const std::string& name, const at::Tensor& value) {
     value.copy_(whole_parameter(*trained.model.module(), name, ranks).view(value.sizes()));
   };
-  const ReadParameter read = models::adapter_values(shape.lora, shapes, base_values);
+  const ReadParameter read = models::adapter_values(shape.lora, models::layer_shapes(shape), base_values);
   change_parameters(*trained.model.module(), Change::adds, [&](const std::string& name, const at::Tensor& value) {
     merge_adapter(name, value, shape.lora, read);
   });
