@@ -313,7 +313,7 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
                                              : bucket::Placement();
                   };
                 }),
-                HasSubstr("placements differ"));
+                HasSubstr("\"experts, Float [1, 5, 5] at [1, 0, 0] of [2, 5, 5]\" where rank 0 has"));
     EXPECT_THAT(refusal([](auto& options) { options.model->named_parameters()["spare"].set_requires_grad(false); }),
                 HasSubstr("\"spare\" splits it or has a reduce group, but it is frozen"));
     EXPECT_THAT(refusal([](auto& options) {
