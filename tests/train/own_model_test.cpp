@@ -159,7 +159,7 @@ TEST_F(OwnModelTest, WrongKeysAreNamedWithLineAndColumnBeforeRanksStart) {
   refused(mlp, R"({"type": "spirals", "turn": 2})", "wrong.json:2:");
   refused(R"({"type": "mpl"})", spirals, "Did you mean \"mlp\"?");
   refused(R"({"type": "resnet"})", spirals, "mlp, deep_mlp, gpt, llama, bert, cnn, alexnet");
-  refused(mlp, R"({"type": "parquet"})", "spirals, spirals_by_torch, tokens, text, labelled_text, images");
+  refused(mlp, R"({"type": "parquet"})", "spirals, spirals_by_torch, tokens, text, jsonl, labelled_text, images");
 }
 
 TEST_F(OwnModelTest, WhatATypeCannotDoIsRefused) {
