@@ -206,7 +206,7 @@ TEST_F(PagesTest, Generation) {
       }
     }
   }
-  EXPECT_EQ(commands, 4);
+  EXPECT_EQ(commands, 5);
 }
 
 } // namespace
