@@ -103,7 +103,8 @@ TEST(FreezeTest, BadExpressionsEnd) {
   EXPECT_THAT(refusal_of([] { frozen_of_all(freezing(R"("(.*)*(.*)*q")"), kParameters); }), HasSubstr("matches no"));
   EXPECT_THAT(refusal_of([] { frozen_of_all(freezing(R"("(a|b|ab)*c")"), {std::string(1000, 'a')}); }),
               HasSubstr("matches no"));
-  for (const char* const json : {R"("(.)\\1")", R"("((.?){100}){100}q")", R"("(a?){1,99999999999}")"}) {
+  for (const char* const json :
+       {R"("(.)\\1")", R"("((.?){100}){100}q")", R"("(a?){1,99999999999}")", R"("a\\44444444444444444444")"}) {
     EXPECT_THAT(refusal_of([&] { frozen_of_all(freezing(json), kParameters); }), HasSubstr("regular expression"))
         << json;
   }

@@ -46,6 +46,18 @@ size_t written_out(const std::string& expression) {
   return length;
 }
 
+// Whether a reference such as \1 has a number that libstdc++ cannot compute without overflow.
+bool has_long_reference(const std::string& expression) {
+  constexpr size_t kMostDigits = 9;
+  for (size_t i = expression.find('\\'); i != std::string::npos; i = expression.find('\\', i + 1)) {
+    const size_t end = std::min(expression.find_first_not_of("0123456789", i + 1), expression.size());
+    if (end - i - 1 > kMostDigits) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // The letters, digits and dots of an expression.
 std::string plain_part(const std::string& expression) {
   constexpr size_t kMost = 100;
@@ -79,6 +91,9 @@ std::vector<bool> matches_of(const Expression& expression, const std::vector<std
   std::vector<bool> found;
   if (written_out(expression.text) > kLongest) {
     refuse_use(expression, concat("with its repetitions written out it has more than ", kLongest, " characters"));
+  }
+  if (has_long_reference(expression.text)) {
+    refuse_use(expression, "it refers to a group of a number with too many digits");
   }
   try {
     const std::regex regex(expression.text, kSyntax);
