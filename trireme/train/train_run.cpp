@@ -433,9 +433,13 @@ int TrainRun::train() {
       writer_.with_log([&](RunLog& log) { log.step(m); });
       return leave();
     }
-    if (due(before, step, run_.training.eval_every) || step >= steps) {
+    const bool evaluates = due(before, step, run_.training.eval_every) || step >= steps;
+    if (evaluates) {
       evaluate(m);
+    }
+    if (evaluates || before == first) { // the first step touches gradients and states
       measure_memory();
+      traffic_.skip(*engine_);
       m.peak_rss_bytes = peak_rss_;
       m.device_peak_bytes = device_peak_;
     }
