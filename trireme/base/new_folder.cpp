@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/base/path.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -22,8 +23,7 @@ namespace fs = std::filesystem;
 
 // A link's own folder: what replaces it is there, not in the place of the link.
 fs::path resolved(const fs::path& folder) {
-  const fs::path absolute = fs::absolute(folder).lexically_normal();
-  const fs::path whole = absolute.has_filename() ? absolute : absolute.parent_path();
+  const fs::path whole = without_end_slash(fs::absolute(folder).lexically_normal());
   std::error_code failed;
   const fs::path canonical = fs::canonical(whole, failed);
   return failed ? whole : canonical;

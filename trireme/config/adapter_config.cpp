@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/json.h>
+#include <trireme/base/path.h>
 #include <trireme/base/text.h>
 #include <trireme/config/lora.h>
 #include <trireme/config/run_file.h>
@@ -195,6 +196,12 @@ std::string base_of_adapter(const fs::path& folder) {
   const JsonNode root = parse_config(folder);
   const JsonNode* base = find_value(root, "base_model_name_or_path");
   return base == nullptr ? "" : base->as_string();
+}
+
+std::string other_base_of_adapter(const fs::path& folder, const fs::path& model) {
+  const std::string base = base_of_adapter(folder);
+  const bool is_same = without_end_slash(base).filename() == without_end_slash(model).filename();
+  return is_same ? "" : base;
 }
 
 nlohmann::ordered_json write_adapter_config(const ModelConfig& model, const std::string& base) {

@@ -26,6 +26,8 @@ models::LoraOptions read_adapter_config(const std::filesystem::path& folder,
 /// The base model that FOLDER/adapter_config.json names: a path, or a name on Hugging Face's hub; "" for none. Errors:
 /// InputError if it cannot be read.
 std::string base_of_adapter(const std::filesystem::path& folder);
+/// The same if it ends with another name than the folder `model`; else "".
+std::string other_base_of_adapter(const std::filesystem::path& folder, const std::filesystem::path& model);
 
 /// The same file's content for the adapters of `model`. `base`: folder of the base model.
 nlohmann::ordered_json write_adapter_config(const ModelConfig& model, const std::string& base);

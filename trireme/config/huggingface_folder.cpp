@@ -1,6 +1,7 @@
 #include <trireme/config/huggingface_folder.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/path.h>
 #include <trireme/config/adapter_config.h>
 
 #include <filesystem>
@@ -18,8 +19,7 @@ fs::path folder_of(const JsonNode& from, const RunPaths& paths) {
   constexpr const char* kNext =
       "Name a folder of this machine: Trireme downloads nothing, \"hf download\" of Hugging Face does. "
       "A relative path starts at the folder of the run file.";
-  fs::path folder = paths.one(from, from.as_string(), kNext);
-  folder = folder.has_filename() ? folder : folder.parent_path(); // without a slash at the end
+  const fs::path folder = without_end_slash(paths.one(from, from.as_string(), kNext));
   std::error_code ignored;
   if (!fs::exists(folder, ignored)) { // other files may be absent where nothing trains
     from.fail(concat("there is no file ", folder.string()), kNext);

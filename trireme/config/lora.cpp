@@ -105,9 +105,9 @@ void check_agreement(const JsonNode& root, const models::LoraOptions& wanted, co
 
 // Shapes are compared when the values are read; only a name tells models of the same shapes apart.
 void note_other_base(const JsonNode& root, RunConfig& run) {
-  const std::string base = base_of_adapter(run.model.lora().init_from);
   const fs::path& from = run.model.init_from();
-  if (!base.empty() && !from.empty() && fs::path(base).filename() != from.filename()) {
+  const std::string base = other_base_of_adapter(run.model.lora().init_from, from);
+  if (!base.empty() && !from.empty()) {
     run.notes.push_back(concat(named(place(root, "model", "adapter")), " was trained on ", printable(base),
                                ", and this model is ", from.string(), "."));
   }

@@ -143,15 +143,10 @@ Trained load_checkpoint(const fs::path& path, const fs::path& adapter, const ten
   return trained;
 }
 
-// The last name of a path that may end with a slash.
-fs::path named_end(const fs::path& path) {
-  return path.has_filename() ? path.filename() : path.parent_path().filename();
-}
-
 // Adds a PEFT folder's adapters to the weights.
 void merge(const fs::path& adapter, const fs::path& model, const tensor::Ranks& ranks, Trained& trained) {
-  const std::string base = config::base_of_adapter(adapter);
-  if (!base.empty() && named_end(base) != named_end(model) && !models::has_base_sample(adapter)) {
+  if (const std::string base = config::other_base_of_adapter(adapter, model);
+      !base.empty() && !models::has_base_sample(adapter)) {
     log::warning(adapter.string(), " was trained on ", printable(base), ", and this model is ", model.string());
   }
   models::TransformerShape shape = trained.model.shape();

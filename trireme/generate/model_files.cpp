@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/json.h>
+#include <trireme/base/path.h>
 #include <trireme/config/run_types.h>
 #include <trireme/data/labelled_text.h>
 #include <trireme/data/token_files/tokenizer_hash.h>
@@ -144,8 +145,7 @@ config::RunConfig run_of(const checkpoint::Checkpoint& saved, const char* area) 
 }
 
 fs::path kept_folder(const fs::path& checkpoint) {
-  const fs::path whole = fs::absolute(checkpoint).lexically_normal(); // it may be "." or end with a slash
-  const fs::path folder = whole.has_filename() ? whole : whole.parent_path();
+  const fs::path folder = without_end_slash(fs::absolute(checkpoint).lexically_normal()); // it may be "."
   const bool in_run = folder.parent_path().filename() == "checkpoints"; // not a copy beside somebody's model/
   return (in_run ? folder.parent_path().parent_path() : folder) / kKept;
 }

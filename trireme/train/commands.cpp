@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
+#include <trireme/base/path.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -12,8 +13,7 @@
 namespace trireme::train {
 
 std::filesystem::path token_cache_of(const std::filesystem::path& out) {
-  const std::filesystem::path folder = std::filesystem::absolute(out).lexically_normal();
-  return (folder.has_filename() ? folder : folder.parent_path()).parent_path() / ".tokens";
+  return without_end_slash(std::filesystem::absolute(out).lexically_normal()).parent_path() / ".tokens";
 }
 
 int with_output_written(int status) {
