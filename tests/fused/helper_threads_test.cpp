@@ -7,9 +7,12 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <csignal>
+#include <functional>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 namespace trireme::fused {
 namespace {
@@ -85,6 +88,37 @@ TEST(HelperThreadsTest, ACallerDoesNotWaitForAHelperThatHasBegunNothing) {
       std::this_thread::yield();
     }
   });
+}
+
+// Neighbours in memory stay with one thread, whose processor reads ahead; what is left is taken from the other end.
+TEST(HelperThreadsTest, EachThreadGoesThroughItsOwnRangeInOrder) {
+  HelperThreads threads;
+  std::vector<std::thread::id> by(100);
+  std::atomic<int64_t> next{0};
+  std::vector<int64_t> order(100);
+  std::atomic<int> begun{0};
+  threads.run(100, 2, [&](int64_t part) {
+    if (part == 0 || part == 50) { // neither goes on alone
+      ++begun;
+      while (begun < 2) {
+        std::this_thread::yield();
+      }
+    }
+    by[static_cast<size_t>(part)] = std::this_thread::get_id();
+    order[static_cast<size_t>(next++)] = part;
+  });
+  EXPECT_EQ(by[0], std::this_thread::get_id());
+  EXPECT_NE(by[50], std::this_thread::get_id());
+  for (const auto& thread : {by[0], by[50]}) {
+    std::vector<int64_t> own, others;
+    for (const int64_t part : order) {
+      if (by[static_cast<size_t>(part)] == thread) {
+        ((part < 50) == (thread == by[0]) ? own : others).push_back(part);
+      }
+    }
+    EXPECT_TRUE(std::ranges::is_sorted(own));
+    EXPECT_TRUE(std::ranges::is_sorted(others, std::greater()));
+  }
 }
 
 TEST(HelperThreadsTest, WhoFindsTheHelpersTakenWorksAlone) {

@@ -1,3 +1,4 @@
+#include <trireme/fused/floats.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 
@@ -80,9 +81,9 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
     const at::Tensor bias = any_bias.value_or(at::Tensor());
     const at::Tensor out = at::empty({qkv.size(0), qkv.size(1), qkv.size(2) / 3}, qkv.options());
     const at::Tensor lse = at::empty({qkv.size(0), heads, qkv.size(1)}, at::kFloat);
-    const at::Tensor floats = as_floats(bias);
+    const Floats floats(bias);
     kernels::AttentionArgs args = shape_of(qkv, heads);
-    args.bias = floats_or_null(floats);
+    args.bias = floats.data();
     args.out = out.mutable_data_ptr();
     args.lse = lse.mutable_data_ptr<float>();
     run_forward(qkv.size(0), args);
@@ -98,11 +99,11 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
     const at::Tensor& bias = saved[1];
     const at::Tensor dout = grads[0].to(qkv.scalar_type()).contiguous();
     const at::Tensor dqkv = at::empty_like(qkv);
-    const at::Tensor floats = as_floats(bias);
+    const Floats floats(bias);
     const bool wants_bias = bias.defined() && context->needs_input_grad(1);
     const at::Tensor dbias = wants_bias ? at::zeros({qkv.size(0), qkv.size(2)}, at::kFloat) : at::Tensor();
     kernels::AttentionArgs args = shape_of(qkv, context->saved_data["heads"].toInt());
-    args.bias = floats_or_null(floats);
+    args.bias = floats.data();
     args.lse = const_cast<float*>(saved[2].const_data_ptr<float>());
     args.dout = dout.const_data_ptr();
     const auto bytes = static_cast<std::byte*>(dqkv.mutable_data_ptr());

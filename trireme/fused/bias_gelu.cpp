@@ -1,3 +1,4 @@
+#include <trireme/fused/floats.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 
@@ -17,10 +18,10 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     context->save_for_backward({x, bias});
     context->saved_data["form"] = form;
     const at::Tensor y = at::empty_like(x);
-    const at::Tensor floats = as_floats(bias);
+    const Floats floats(bias);
     kernels::GeluArgs args;
     args.x = x.const_data_ptr();
-    args.bias = floats_or_null(floats);
+    args.bias = floats.data();
     args.y = y.mutable_data_ptr();
     args.columns = columns_of(x);
     args.element = element_of(x);
@@ -37,10 +38,10 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     const at::Tensor& bias = saved[1];
     const at::Tensor dy = grads[0].to(x.scalar_type()).contiguous();
     const at::Tensor dx = at::empty_like(x);
-    const at::Tensor floats = as_floats(bias);
+    const Floats floats(bias);
     kernels::GeluArgs args;
     args.x = x.const_data_ptr();
-    args.bias = floats_or_null(floats);
+    args.bias = floats.data();
     args.dy = dy.const_data_ptr();
     args.dx = dx.mutable_data_ptr();
     args.columns = columns_of(x);

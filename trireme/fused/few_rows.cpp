@@ -1,5 +1,6 @@
 #include <trireme/fused/few_rows.h>
 
+#include <trireme/fused/floats.h>
 #include <trireme/fused/helper_threads.h>
 #include <trireme/fused/int8.h>
 #include <trireme/fused/rows.h>
@@ -69,18 +70,19 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
 }
 
 std::vector<at::Tensor> few_rows(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
-  const at::Tensor rows = x.to(at::kFloat).contiguous();
-  std::vector<at::Tensor> y, shifts;
+  const Floats rows(x);
+  std::vector<at::Tensor> y;
+  std::vector<Floats> shifts;
   std::vector<kernels::FewRowsArgs> products;
   for (size_t i = 0; i < weights.size(); ++i) {
     at::DimVector sizes(x.sizes());
     sizes.back() = weights[i].size(0);
     y.push_back(at::empty(sizes, x.options()));
-    shifts.push_back(as_floats(biases[i]));
+    shifts.emplace_back(biases[i]);
     kernels::FewRowsArgs product;
-    product.x = rows.const_data_ptr<float>();
+    product.x = rows.data();
     product.weight = weights[i].const_data_ptr();
-    product.bias = floats_or_null(shifts.back());
+    product.bias = shifts.back().data();
     product.y = y.back().mutable_data_ptr();
     product.rows = rows_of(x);
     product.columns = columns_of(x);

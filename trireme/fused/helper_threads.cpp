@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace trireme::fused {
@@ -10,17 +11,33 @@ namespace {
 constexpr int kSpins = 4000; // about 100 us
 constexpr int kMostShared = 0xFFFF;
 
-uint64_t state_of(uint32_t work, int64_t parts) {
-  return uint64_t{work} << 32U | static_cast<uint64_t>(parts) << 16U;
+uint64_t state_of(uint32_t work, int64_t begin, int64_t end) {
+  return uint64_t{work} << 32U | static_cast<uint64_t>(end) << 16U | static_cast<uint64_t>(begin);
 }
 uint32_t work_in(uint64_t state) {
   return static_cast<uint32_t>(state >> 32U);
 }
-int64_t parts_in(uint64_t state) {
+int64_t begin_in(uint64_t state) {
+  return static_cast<int64_t>(state & kMostShared);
+}
+int64_t end_in(uint64_t state) {
   return static_cast<int64_t>(state >> 16U & kMostShared);
 }
-int64_t next_in(uint64_t state) {
-  return static_cast<int64_t>(state & kMostShared);
+
+enum class Side { front, back };
+
+/// Takes a part from a range of this work. -1: it has none left.
+int64_t claim(std::atomic<uint64_t>& range, uint32_t work, Side side) {
+  uint64_t state = range;
+  while (work_in(state) == work && begin_in(state) < end_in(state)) {
+    const bool front = side == Side::front;
+    const uint64_t rest =
+        front ? state_of(work, begin_in(state) + 1, end_in(state)) : state_of(work, begin_in(state), end_in(state) - 1);
+    if (range.compare_exchange_weak(state, rest)) {
+      return front ? begin_in(state) : end_in(state) - 1;
+    }
+  }
+  return -1;
 }
 
 struct Disown {
@@ -61,6 +78,7 @@ void HelperThreads::run_parts(int64_t parts, int threads, Call call, const void*
     return;
   }
   const Disown disown{owned_};
+  threads = static_cast<int>(std::min<int64_t>({threads, parts, kMostThreads}));
   start(threads - 1);
   call_ = call;
   context_ = context;
@@ -68,12 +86,15 @@ void HelperThreads::run_parts(int64_t parts, int threads, Call call, const void*
   done_ = 0;
   invited_ = threads - 1;
   const uint32_t work = work_.load() + 1;
-  state_ = state_of(work, parts);
+  for (int thread = 0; thread < threads; ++thread) {
+    ranges_[static_cast<size_t>(thread)].state =
+        state_of(work, parts * thread / threads, parts * (thread + 1) / threads);
+  }
   work_ = work;
   if (sleepers_ > 0) {
     work_.notify_all();
   }
-  take_parts(work);
+  take_parts(work, 0);
   for (int spins = 0; done_ < parts; ++spins) { // those begun by helpers
     if (spins < kSpins) {
       pause();
@@ -100,7 +121,7 @@ void HelperThreads::help(int index, uint32_t work) {
       return;
     }
     if (index < invited_) {
-      take_parts(work);
+      take_parts(work, index + 1);
     }
   }
 }
@@ -118,27 +139,33 @@ uint32_t HelperThreads::wait_for_work(uint32_t work) {
   return work_;
 }
 
-void HelperThreads::take_parts(uint32_t work) {
-  uint64_t state = state_;
-  while (work_in(state) == work && next_in(state) < parts_in(state)) {
-    if (state_.compare_exchange_weak(state, state + 1)) {
-      take(next_in(state));
-      state = state_;
+void HelperThreads::take_parts(uint32_t work, int thread) {
+  const int threads = invited_ + 1;
+  int64_t taken = 0;
+  for (int other = 0; other < threads; ++other) {
+    std::atomic<uint64_t>& range = ranges_[static_cast<size_t>((thread + other) % threads)].state;
+    const Side side = other == 0 ? Side::front : Side::back;
+    for (int64_t part = claim(range, work, side); part >= 0; part = claim(range, work, side)) {
+      take(part);
+      ++taken;
     }
+  }
+  if (taken > 0) { // else the work may be over, and done_ another's
+    done_ += taken;
   }
 }
 
 void HelperThreads::take(int64_t part) {
-  if (!failed_) {
-    try {
-      call_(context_, part);
-    } catch (...) {
-      if (!failed_.exchange(true)) {
-        error_ = std::current_exception();
-      }
+  if (failed_) {
+    return;
+  }
+  try {
+    call_(context_, part);
+  } catch (...) {
+    if (!failed_.exchange(true)) {
+      error_ = std::current_exception();
     }
   }
-  ++done_;
 }
 
 } // namespace trireme::fused

@@ -1,3 +1,4 @@
+#include <trireme/fused/floats.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/helper_threads.h>
 #include <trireme/fused/rows.h>
@@ -14,8 +15,13 @@ namespace {
 
 /// In memory so that heads follow each other, and features too.
 at::Tensor with_rows(const at::Tensor& x, at::ScalarType type) {
-  const at::Tensor same = x.to(type);
+  const at::Tensor same = with_type(x, type);
   return same.stride(3) == 1 ? same : same.contiguous();
+}
+
+/// [positions, D / 2] in fp32, or undefined.
+at::Tensor as_angles(const at::Tensor& table) {
+  return table.defined() ? with_type(table, at::kFloat).contiguous() : table;
 }
 
 std::byte* at_offset(const at::Tensor& x, int64_t elements) {
@@ -94,7 +100,7 @@ at::Tensor attend_to_kept(const at::Tensor& any_q, const at::Tensor& any_k, cons
   check_kept(any_q, any_k, any_v, kept, any_cos, any_sin);
   const at::ScalarType type = kept.k.scalar_type();
   const at::Tensor q_in = with_rows(any_q, type), k_in = with_rows(any_k, type), v_in = with_rows(any_v, type);
-  const at::Tensor cos = as_floats(any_cos), sin = as_floats(any_sin);
+  const at::Tensor cos = as_angles(any_cos), sin = as_angles(any_sin);
   const int64_t B = q_in.size(0), A = q_in.size(1), K = k_in.size(1), D = q_in.size(3);
   const at::Tensor q = cos.defined() ? at::empty({B, A, 1, D}, q_in.options()) : q_in;
   const at::Tensor out = at::empty({B, A, 1, D}, q_in.options());
@@ -130,8 +136,8 @@ at::Tensor attend_to_kept(const at::Tensor& any_q, const at::Tensor& any_k, cons
   args.head_size = D;
   args.blocks = (most + args.block - 1) / args.block;
   args.element = element_of(q);
-  const at::Tensor partial = at::empty({B * A * args.blocks * (D + 2)}, at::kFloat);
-  args.partial = partial.mutable_data_ptr<float>();
+  const AlignedFloats partial = aligned_floats(static_cast<size_t>(B * A * args.blocks * (D + 2)));
+  args.partial = partial.get();
   shared_rows(B * K * args.blocks, 2 * std::min(most, args.block) * D,
               [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cached_attention(args, begin, end); });
   shared_rows(B * A, args.blocks * (D + 2), [&](int64_t begin, int64_t end) {

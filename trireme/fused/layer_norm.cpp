@@ -1,3 +1,4 @@
+#include <trireme/fused/floats.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 
@@ -23,17 +24,17 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     const int64_t rows = rows_of(x);
     const at::Tensor mean = at::empty({rows}, at::kFloat);
     const at::Tensor rstd = at::empty({rows}, at::kFloat);
-    const at::Tensor bias_floats = as_floats(bias);
-    const at::Tensor weight_floats = as_floats(weight);
-    const at::Tensor shift_floats = as_floats(shift);
+    const Floats bias_floats(bias);
+    const Floats weight_floats(weight);
+    const Floats shift_floats(shift);
     kernels::LayerNormArgs args;
     args.x = x.const_data_ptr();
     args.residual = adds ? residual.const_data_ptr() : nullptr;
-    args.bias = floats_or_null(bias_floats);
+    args.bias = bias_floats.data();
     args.h = adds ? h.mutable_data_ptr() : nullptr;
     args.y = y.mutable_data_ptr();
-    args.weight = weight_floats.const_data_ptr<float>();
-    args.shift = shift_floats.const_data_ptr<float>();
+    args.weight = weight_floats.data();
+    args.shift = shift_floats.data();
     args.mean = mean.mutable_data_ptr<float>();
     args.rstd = rstd.mutable_data_ptr<float>();
     args.eps = static_cast<float>(eps);
@@ -61,10 +62,10 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     const at::Tensor dy_given = contiguous(grads.back());
     const at::Tensor dy = dy_given.defined() ? dy_given : at::zeros_like(h);
     const at::Tensor dh = at::empty_like(h);
-    const at::Tensor weight_floats = as_floats(weight);
+    const Floats weight_floats(weight);
     kernels::LayerNormArgs args;
     args.h = const_cast<void*>(h.const_data_ptr());
-    args.weight = weight_floats.const_data_ptr<float>();
+    args.weight = weight_floats.data();
     args.mean = const_cast<float*>(saved[2].const_data_ptr<float>());
     args.rstd = const_cast<float*>(saved[3].const_data_ptr<float>());
     args.dy = dy.const_data_ptr();
@@ -98,11 +99,11 @@ struct AddBias : torch::autograd::Function<AddBias> {
     const at::Tensor x = any_x.contiguous();
     const at::Tensor residual = any_residual.contiguous();
     const at::Tensor out = at::empty_like(x);
-    const at::Tensor floats = as_floats(bias);
+    const Floats floats(bias);
     kernels::AddBiasArgs args;
     args.x = x.const_data_ptr();
     args.residual = residual.const_data_ptr();
-    args.bias = floats.const_data_ptr<float>();
+    args.bias = floats.data();
     args.out = out.mutable_data_ptr();
     args.columns = columns_of(x);
     args.element = element_of(x);

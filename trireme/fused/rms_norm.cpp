@@ -1,9 +1,12 @@
+#include <trireme/fused/floats.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/autograd.h>
+
+#include <vector>
 
 namespace trireme::fused {
 namespace {
@@ -16,20 +19,25 @@ struct Normalised {
   at::Tensor y, rstd;
 };
 
-Normalised normalise(const at::Tensor& any_x, const at::Tensor& any_residual, const at::Tensor& weight, double eps) {
+enum class Rstd { kept, dropped };
+
+Normalised normalise(const at::Tensor& any_x, const at::Tensor& any_residual, const at::Tensor& weight, double eps,
+                     Rstd rstd = Rstd::kept) {
   const at::Tensor x = any_x.contiguous();
   const bool adds = any_residual.defined();
   const at::Tensor residual = adds ? any_residual.contiguous() : at::Tensor();
   const int64_t rows = rows_of(x);
-  const Normalised result{adds ? at::empty_like(x) : x, at::empty_like(x), at::empty({rows}, at::kFloat)};
-  const at::Tensor weight_floats = as_floats(weight);
+  const Normalised result{adds ? at::empty_like(x) : x, at::empty_like(x),
+                          rstd == Rstd::kept ? at::empty({rows}, at::kFloat) : at::Tensor()};
+  std::vector<float> dropped(rstd == Rstd::kept ? 0 : static_cast<size_t>(rows));
+  const Floats weight_floats(weight);
   kernels::RmsNormArgs args;
   args.x = x.const_data_ptr();
   args.residual = adds ? residual.const_data_ptr() : nullptr;
   args.h = adds ? result.h.mutable_data_ptr() : nullptr;
   args.y = result.y.mutable_data_ptr();
-  args.weight = weight_floats.const_data_ptr<float>();
-  args.rstd = result.rstd.mutable_data_ptr<float>();
+  args.weight = weight_floats.data();
+  args.rstd = rstd == Rstd::kept ? result.rstd.mutable_data_ptr<float>() : dropped.data();
   args.eps = static_cast<float>(eps);
   args.columns = columns_of(x);
   args.element = element_of(x);
@@ -60,10 +68,10 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
     const at::Tensor dy_given = contiguous(grads.back());
     const at::Tensor dy = dy_given.defined() ? dy_given : at::zeros_like(h);
     const at::Tensor dh = at::empty_like(h);
-    const at::Tensor weight_floats = as_floats(weight);
+    const Floats weight_floats(weight);
     kernels::RmsNormArgs args;
     args.h = const_cast<void*>(h.const_data_ptr());
-    args.weight = weight_floats.const_data_ptr<float>();
+    args.weight = weight_floats.data();
     args.rstd = const_cast<float*>(saved[2].const_data_ptr<float>());
     args.dy = dy.const_data_ptr();
     args.dh_in = dh_in.defined() ? dh_in.const_data_ptr() : nullptr;
@@ -91,7 +99,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
     return aten_rms_norm(x, weight, eps);
   }
   if (c10::InferenceMode::is_enabled()) { // nothing is kept: saves the node
-    return normalise(x, {}, weight, eps).y;
+    return normalise(x, {}, weight, eps, Rstd::dropped).y;
   }
   return AddRmsNorm::apply(x, std::optional<at::Tensor>(), weight, eps)[0];
 }
@@ -104,9 +112,10 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Te
     const at::Tensor h = residual + x;
     return {h, aten_rms_norm(h, weight, eps)};
   }
-  const at::ScalarType type = at::result_type(x, residual);
+  const at::ScalarType type =
+      x.scalar_type() == residual.scalar_type() ? x.scalar_type() : at::result_type(x, residual);
   if (c10::InferenceMode::is_enabled()) {
-    const auto [h, y, rstd] = normalise(x.to(type), residual.to(type), weight, eps);
+    const auto [h, y, rstd] = normalise(with_type(x, type), with_type(residual, type), weight, eps, Rstd::dropped);
     return {h, y};
   }
   const auto both = AddRmsNorm::apply(x.to(type), if_defined(residual.to(type)), weight, eps);

@@ -16,14 +16,6 @@ bool has_passes(const at::Tensor& x) {
   return usable({x});
 }
 
-at::Tensor as_floats(const at::Tensor& parameter) {
-  return parameter.defined() ? parameter.to(at::kFloat).contiguous() : parameter;
-}
-
-const float* floats_or_null(const at::Tensor& parameter) {
-  return parameter.defined() ? parameter.const_data_ptr<float>() : nullptr;
-}
-
 void refuse_create_graph(const char* operation, const char* next) {
   if (at::GradMode::is_enabled()) {
     throw Error("fused", concat(operation, " cannot be differentiated twice (backward with create_graph)."), next);

@@ -32,10 +32,6 @@ inline kernels::HeadStrides strides_of(const at::Tensor& x_BATD) {
   return {x_BATD.stride(0), x_BATD.stride(1), x_BATD.stride(2)};
 }
 
-/// Converts a weight or bias for the kernels; undefined stays undefined.
-at::Tensor as_floats(const at::Tensor& parameter);
-const float* floats_or_null(const at::Tensor& parameter);
-
 /// The last dim, and the number of rows.
 inline int64_t columns_of(const at::Tensor& tensor) {
   return tensor.size(-1);
