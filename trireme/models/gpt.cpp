@@ -81,14 +81,14 @@ at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH, const at::Tensor& posi
 }
 
 at::Tensor GptAttentionImpl::extend(const at::Tensor& x_BTH, KeyValueCache& cache, int64_t layer) {
-  const at::Tensor qkv = c_attn->forward(x_BTH);
+  const at::Tensor qkv = cache.padded(c_attn->forward(x_BTH));
   const std::vector<at::Tensor> parts = qkv.unflatten(-1, {3, heads, qkv.size(2) / (3 * heads)}).unbind(2);
   const auto part = [&](size_t which) { return parts[which].transpose(1, 2); };
   if (!cache.reads_prompts()) {
     return cache.attend(layer, part(0), part(1), part(2)).transpose(1, 2).flatten(2);
   }
   cache.store(layer, part(1), part(2));
-  return fused::causal_attention(qkv, {}, heads);
+  return cache.packed(fused::causal_attention(qkv, {}, heads));
 }
 
 at::Tensor GptAttentionImpl::forward(const at::Tensor& x_BTH, const at::Tensor& positions_BT) {
@@ -190,7 +190,7 @@ at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT, const at::Tensor& 
 
 at::Tensor GptTrunkImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
   embedding->train(false);
-  at::Tensor x = embedding->extend(tokens_BT, cache).to(ln_f->weight.scalar_type()); // int8 embeddings are fp32
+  at::Tensor x = cache.packed(embedding->extend(tokens_BT, cache)).to(ln_f->weight.scalar_type()); // int8's are fp32
   int64_t layer = 0;
   for (auto& block : *h) {
     x = block->use([&] { return block->extend(x, cache, layer++); });

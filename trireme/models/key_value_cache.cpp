@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 namespace trireme::models {
 
@@ -25,6 +27,7 @@ void KeyValueCache::begin(const std::vector<int64_t>& lengths) {
   lengths_ = lengths;
   reads_prompts_ = true;
   positions_.reset();
+  places_.reset();
   hidden_.clear();
 }
 
@@ -113,12 +116,44 @@ at::Tensor KeyValueCache::aten_attend(const Layer& kept, const at::Tensor& q, in
   return at::bmm(weights, read(kept.v)).view({B, A, 1, D});
 }
 
+bool KeyValueCache::has_padding() const {
+  return reads_prompts_ && std::ranges::adjacent_find(lengths_, std::not_equal_to()) != lengths_.end();
+}
+
+at::Tensor KeyValueCache::places(const at::Device& device) {
+  if (!places_.defined()) {
+    std::vector<at::Tensor> rows;
+    for (int64_t row = 0; row < this->rows(); ++row) {
+      const int64_t begin = row * reach();
+      rows.push_back(at::arange(begin, begin + lengths_[static_cast<size_t>(row)], at::TensorOptions(at::kLong)));
+    }
+    places_ = at::cat(rows).to(device);
+  }
+  return places_;
+}
+
+at::Tensor KeyValueCache::packed(const at::Tensor& x_BTH) {
+  return has_padding() ? x_BTH.flatten(0, 1).index_select(0, places(x_BTH.device())).unsqueeze(0) : x_BTH;
+}
+
+at::Tensor KeyValueCache::padded(const at::Tensor& x_1NH) {
+  if (!has_padding()) {
+    return x_1NH;
+  }
+  const at::Tensor all = at::zeros({rows() * reach(), x_1NH.size(2)}, x_1NH.options());
+  return all.index_copy_(0, places(x_1NH.device()), x_1NH.squeeze(0)).view({rows(), reach(), -1});
+}
+
 at::Tensor KeyValueCache::last_of(const at::Tensor& x) {
   if (!reads_prompts_) {
     return x;
   }
-  const at::Tensor last = positions(x.device()).view({-1, 1, 1});
-  return x.gather(1, last.expand({x.size(0), 1, x.size(2)}));
+  if (!has_padding()) {
+    return x.narrow(1, x.size(1) - 1, 1);
+  }
+  std::vector<int64_t> last(lengths_.size());
+  std::partial_sum(lengths_.begin(), lengths_.end(), last.begin());
+  return x.index_select(1, at::tensor(last, at::kLong).sub_(1).to(x.device())).transpose(0, 1);
 }
 
 } // namespace trireme::models

@@ -17,8 +17,8 @@ class KeyValueCache {
   /// Room for `capacity` tokens in each row.
   KeyValueCache(int64_t rows, int64_t capacity);
 
-  /// Forgets what was read: the model reads prompts next, [B, T] tokens, of which row b has lengths[b] and padding
-  /// after them. Errors: InputError for a length outside 1 to `capacity`.
+  /// Forgets what was read: the model reads prompts next, [B, reach()] tokens, of which row b has lengths[b] and
+  /// padding after them. Errors: InputError for a length outside 1 to `capacity`.
   void begin(const std::vector<int64_t>& lengths);
   /// The model reads one more token of each row next, [B, 1]. Errors: InputError if a row is full.
   void next();
@@ -43,12 +43,20 @@ class KeyValueCache {
                     const at::Tensor& cos = {}, const at::Tensor& sin = {}, int64_t window = 0);
   /// The positions of the last token of each row, int64 [B].
   at::Tensor positions(const at::Device& device);
-  /// x [B, T, H] of the last token of each row, [B, 1, H].
+  /// The rows of tokens in one row without padding, [B, T, H] -> [1, N, H]: layers that treat each token alone need not
+  /// compute the padding of shorter prompts. x itself if there is none. Cost: a copy.
+  at::Tensor packed(const at::Tensor& x_BTH);
+  /// Back, with zeros as padding, [1, N, H] -> [B, T, H]: for attention.
+  at::Tensor padded(const at::Tensor& x_1NH);
+  /// What packed() returned, of the last token of each row only, [B, 1, H].
   at::Tensor last_of(const at::Tensor& x);
 
  private:
   /// True where a token does not see another, bool [B, 1, reach]; undefined if all see all.
   at::Tensor hidden(int64_t window, const at::Device& device);
+  bool has_padding() const;
+  /// Where the N tokens are among the B reach() of the prompts, int64 [N].
+  at::Tensor places(const at::Device& device);
 
   struct Layer {
     at::Tensor k, v; // [B, K, capacity, D]
@@ -60,7 +68,7 @@ class KeyValueCache {
   std::vector<int64_t> lengths_;
   bool reads_prompts_ = true;
   std::vector<Layer> layers_;
-  at::Tensor positions_;
+  at::Tensor positions_, places_;
   std::map<int64_t, at::Tensor> hidden_; // by window, of this token
 };
 

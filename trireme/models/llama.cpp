@@ -91,10 +91,14 @@ at::Tensor LlamaAttentionImpl::extend(const at::Tensor& x_BTH, KeyValueCache& ca
     const at::Tensor mixed = cache.attend(layer, heads.q, heads.k, heads.v, cos, sin, options().window);
     return o_proj->forward(mixed.transpose(1, 2).flatten(2));
   }
+  for (at::Tensor* const part : {&heads.q, &heads.k, &heads.v}) {
+    const int64_t count = part->size(1);
+    *part = cache.padded(part->transpose(1, 2).flatten(2)).unflatten(2, {count, part->size(3)}).transpose(1, 2);
+  }
   const auto [cos, sin] = positions_->of(heads.q.size(2), heads.q.device());
   std::tie(heads.q, heads.k) = fused::rotate(heads.q, heads.k, cos, sin);
   cache.store(layer, heads.k, heads.v);
-  return o_proj->forward(mix(heads));
+  return o_proj->forward(cache.packed(mix(heads)));
 }
 
 LlamaBlockImpl::LlamaBlockImpl(const LlamaOptions& options, const ModelRanks& ranks, int64_t layer,
@@ -158,7 +162,7 @@ at::Tensor LlamaTrunkImpl::forward(const at::Tensor& tokens_BT, const at::Tensor
 }
 
 at::Tensor LlamaTrunkImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
-  at::Tensor x = embed_tokens->forward(tokens_BT).to(norm->weight.scalar_type()); // int8 embeddings are fp32
+  at::Tensor x = cache.packed(embed_tokens->forward(tokens_BT)).to(norm->weight.scalar_type()); // int8's are fp32
   int64_t index = 0;
   for (auto& layer : *layers) {
     x = layer->use([&] { return layer->extend(x, cache, index++); });
