@@ -16,6 +16,11 @@
 #define __host__
 #define __shared__ static // of the one block that runs
 #define __constant__ static const
+#define __launch_bounds__(threads)
+
+struct alignas(16) uint4 { // a load from elsewhere than a multiple of 16 bytes is an error on a GPU: UBSan's here
+  uint32_t x, y, z, w;
+};
 
 struct cuda_on_cpu_index {
   unsigned x = 0;
@@ -37,8 +42,9 @@ auto launch(Kernel kernel, unsigned blocks, unsigned threads, void* /*stream*/) 
 #define TRIREME_LAUNCH(kernel, blocks, threads, stream) ::cuda_on_cpu::launch(kernel, blocks, threads, stream)
 
 void __syncthreads();
-/// All 32 threads of a warp call it.
+/// All 32 threads of a warp call these.
 uint32_t __reduce_max_sync(uint32_t mask, uint32_t value);
+float __shfl_xor_sync(uint32_t mask, float value, int distance);
 
 // Rounded once and by themselves: compile with -ffp-contract=off.
 inline float __fadd_rn(float a, float b) {

@@ -5,6 +5,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -121,8 +122,12 @@ void __syncthreads() {
   cuda_on_cpu::leave(cuda_on_cpu::State::at_barrier);
 }
 
-uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
-  using namespace cuda_on_cpu;
+namespace cuda_on_cpu {
+namespace {
+
+/// All threads of a warp give a value; the last one calls `combine` with the 32, which become the results.
+template <class F>
+uint32_t in_warp(uint32_t mask, uint32_t value, const F& combine) {
   if (mask != 0xffffffffU) {
     stop("a warp's operation that not all of its threads take part in");
   }
@@ -134,14 +139,35 @@ uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
     leave(State::in_warp);
     return own.value;
   }
-  uint32_t largest = 0;
-  for (unsigned t = first; t < first + kWarp; ++t) {
-    largest = fibers[t]->value > largest ? fibers[t]->value : largest;
+  std::array<uint32_t, kWarp> values;
+  for (unsigned t = 0; t < kWarp; ++t) {
+    values[t] = fibers[first + t]->value;
   }
-  for (unsigned t = first; t < first + kWarp; ++t) {
-    fibers[t]->value = largest;
+  combine(values);
+  for (unsigned t = 0; t < kWarp; ++t) {
+    fibers[first + t]->value = values[t];
   }
   set_ready(first, first + kWarp);
   leave(State::ready);
   return own.value;
+}
+
+} // namespace
+} // namespace cuda_on_cpu
+
+uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
+  return cuda_on_cpu::in_warp(mask, value, [](auto& values) { values.fill(*std::ranges::max_element(values)); });
+}
+
+float __shfl_xor_sync(uint32_t mask, float value, int distance) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  bits = cuda_on_cpu::in_warp(mask, bits, [&](auto& values) {
+    const auto given = values;
+    for (unsigned t = 0; t < values.size(); ++t) {
+      values[t] = given[(t ^ static_cast<unsigned>(distance)) % values.size()];
+    }
+  });
+  std::memcpy(&value, &bits, sizeof(bits));
+  return value;
 }

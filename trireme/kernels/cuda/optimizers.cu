@@ -1,28 +1,17 @@
 #include <trireme/kernels/cuda/cuda_kernels.h>
 
-#include <trireme/base/error.h>
 #include <trireme/kernels/optimizer_rules.h>
 #include <trireme/kernels/cuda/lane.cuh>
+#include <trireme/kernels/cuda/launch.cuh>
 
 #include <cuda_runtime.h>
-
-#ifndef TRIREME_LAUNCH // tests/kernels/cuda_on_cpu defines another
-#define TRIREME_LAUNCH(kernel, blocks, threads, stream) kernel<<<blocks, threads, 0, stream>>>
-#endif
 
 namespace trireme::kernels::cuda {
 namespace {
 
 constexpr int64_t kMostBlocks = 4096;
-constexpr int kSumBlocks = static_cast<int>(kPartials / 2);
+constexpr int kNormBlocks = static_cast<int>(kPartials / 2);
 constexpr int kThreads = static_cast<int>(kStateBlock);
-
-void check_launch(const char* kernel) {
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) {
-    throw Error("kernels", concat("CUDA could not start ", kernel, ": ", cudaGetErrorString(error), '.'));
-  }
-}
 
 unsigned blocks_for(int64_t elements, int64_t most = kMostBlocks) {
   const int64_t blocks = (elements + kStateBlock - 1) / kStateBlock;
@@ -145,12 +134,12 @@ __global__ void squared_norm_kernel(const void* x, Element type, int64_t n, doub
   }
 }
 
-/// Block b adds the first `count` partial sums from b * kSumBlocks to sums[b].
+/// Block b adds the first `count` partial sums from b * kNormBlocks to sums[b].
 __global__ void add_partials_kernel(const double* partials, int count, double* sums) {
   __shared__ double room[kThreads];
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-    sum += partials[blockIdx.x * kSumBlocks + i];
+    sum += partials[blockIdx.x * kNormBlocks + i];
   }
   sum = sum_of_block(sum, room);
   if (threadIdx.x == 0) {
@@ -189,7 +178,7 @@ __global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDire
   }
   updates = sum_of_block(updates, sums_room);
   if (threadIdx.x == 0) {
-    partials[kSumBlocks + blockIdx.x] = updates;
+    partials[kNormBlocks + blockIdx.x] = updates;
   }
 }
 
@@ -283,7 +272,7 @@ void squared_norm(const void* x, Element type, int64_t n, double* partials, doub
   if (n <= 0) {
     return;
   }
-  const unsigned blocks = blocks_for(n, kSumBlocks);
+  const unsigned blocks = blocks_for(n, kNormBlocks);
   TRIREME_LAUNCH(squared_norm_kernel, blocks, kThreads, on)(x, type, n, partials);
   TRIREME_LAUNCH(add_partials_kernel, 1, kThreads, on)(partials, static_cast<int>(blocks), sum);
   check_launch("squared_norm");
@@ -294,7 +283,7 @@ void lamb_moments(const LambArgs& args, int64_t begin, int64_t end, double* part
   if (begin >= end) {
     return;
   }
-  const unsigned blocks = blocks_for(end - begin, kSumBlocks);
+  const unsigned blocks = blocks_for(end - begin, kNormBlocks);
   TRIREME_LAUNCH(lamb_moments_kernel, blocks, kThreads, on)(LambMoments<Lane>(args), LambDirection<Lane>(args), args,
                                                             begin, end, partials);
   TRIREME_LAUNCH(add_partials_kernel, 2, kThreads, on)(partials, static_cast<int>(blocks), sums);
