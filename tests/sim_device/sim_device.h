@@ -85,5 +85,7 @@ int64_t host_synchronisations_before_optimizer();
 /// Registers the CPU's optimizer kernels for the device: without it ATen's operations step the parameters, to other
 /// last bits.
 void use_cpu_optimizer_kernels();
+/// The same for the passes of fused/: without them ATen's operations do their work on the device.
+void use_cpu_row_kernels();
 
 } // namespace trireme::sim

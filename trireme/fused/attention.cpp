@@ -113,7 +113,12 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
     args.dv = bytes + 2 * part;
     args.dbias = wants_bias ? dbias.mutable_data_ptr<float>() : nullptr;
     run_backward(qkv.size(0), args);
-    return {dqkv, wants_bias ? add_up(dbias).to(bias.scalar_type()) : at::Tensor(), {}};
+    if (!wants_bias) {
+      return {dqkv, {}, {}};
+    }
+    const at::Tensor total = at::zeros({qkv.size(2)}, at::kFloat);
+    add_rows(dbias.const_data_ptr<float>(), dbias.size(0), dbias.size(1), total.mutable_data_ptr<float>());
+    return {dqkv, total.to(bias.scalar_type()), {}};
   }
 };
 

@@ -26,8 +26,7 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     args.columns = columns_of(x);
     args.element = element_of(x);
     args.form = static_cast<Gelu>(form);
-    parallel_rows(rows_of(x), args.columns,
-                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().gelu(args, begin, end); });
+    row_kernels(x)->gelu(args, rows_of(x), x.device());
     return y;
   }
 
@@ -47,18 +46,11 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     args.columns = columns_of(x);
     args.element = element_of(x);
     args.form = static_cast<Gelu>(context->saved_data["form"].toInt());
-    if (!bias.defined() || !context->needs_input_grad(1)) {
-      parallel_rows(rows_of(x), args.columns, [&](int64_t begin, int64_t end) {
-        kernels::active_fused_kernels().gelu_backward(args, begin, end);
-      });
-      return {dx, {}, {}};
-    }
-    const auto sums = summed_rows<1>(rows_of(x), args.columns, [&](int64_t begin, int64_t end, const auto& partial) {
-      kernels::GeluArgs mine = args;
-      mine.dbias = partial[0];
-      kernels::active_fused_kernels().gelu_backward(mine, begin, end);
-    });
-    return {dx, sums[0].to(bias.scalar_type()), {}};
+    const bool wants_bias = bias.defined() && context->needs_input_grad(1);
+    const at::Tensor dbias = wants_bias ? floats_like(x, {args.columns}).zero_() : at::Tensor();
+    args.dbias = wants_bias ? dbias.mutable_data_ptr<float>() : nullptr;
+    row_kernels(x)->gelu_backward(args, rows_of(x), x.device());
+    return {dx, wants_bias ? dbias.to(bias.scalar_type()) : at::Tensor(), {}};
   }
 };
 
@@ -66,7 +58,7 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
 
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, Gelu form) {
   check_parameter("bias_gelu", "bias", bias, columns_of(x));
-  if (!usable({x, bias})) {
+  if (row_kernels({x, bias}) == nullptr) {
     return at::gelu(bias.defined() ? x + bias : x, form == Gelu::tanh ? "tanh" : "none");
   }
   return BiasGelu::apply(x, if_defined(bias), static_cast<int64_t>(form));

@@ -12,7 +12,7 @@ Floats::Floats(const at::Tensor& any) {
     return;
   }
   tensor_ = any.is_contiguous() ? any : any.contiguous();
-  if (any.scalar_type() != at::kBFloat16) {
+  if (any.scalar_type() != at::kBFloat16 || !any.is_cpu()) {
     tensor_ = with_type(tensor_, at::kFloat);
     data_ = tensor_.const_data_ptr<float>();
     return;

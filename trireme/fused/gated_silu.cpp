@@ -11,13 +11,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-template <class F>
-void parallel_elements(const at::Tensor& x, const F& f) {
-  at::parallel_for(0, x.numel(), 16384, f);
-}
-
 at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
-  if (!usable({gate, up})) {
+  const RowKernels* const there = row_kernels({gate, up});
+  if (there == nullptr) {
     return at::silu(gate).mul_(up);
   }
   const at::Tensor y = at::empty_like(gate);
@@ -26,8 +22,7 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
   args.up = up.const_data_ptr();
   args.y = y.mutable_data_ptr();
   args.element = element_of(gate);
-  parallel_elements(gate,
-                    [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().gated_silu(args, begin, end); });
+  there->gated_silu(args, gate.numel(), gate.device());
   return y;
 }
 
@@ -42,7 +37,8 @@ struct GatedSilu : torch::autograd::Function<GatedSilu> {
     refuse_create_graph("gated_silu");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &gate = saved[0], &up = saved[1];
-    if (!usable({gate, up})) {
+    const RowKernels* const there = row_kernels({gate, up});
+    if (there == nullptr) {
       return {at::silu_backward(grads[0] * up, gate), at::silu(gate).mul_(grads[0])};
     }
     const at::Tensor dy = grads[0].to(gate.scalar_type()).contiguous();
@@ -54,9 +50,7 @@ struct GatedSilu : torch::autograd::Function<GatedSilu> {
     args.dgate = dgate.mutable_data_ptr();
     args.dup = dup.mutable_data_ptr();
     args.element = element_of(gate);
-    parallel_elements(gate, [&](int64_t begin, int64_t end) {
-      kernels::active_fused_kernels().gated_silu_backward(args, begin, end);
-    });
+    there->gated_silu_backward(args, gate.numel(), gate.device());
     return {dgate, dup};
   }
 };

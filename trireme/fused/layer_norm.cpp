@@ -22,8 +22,8 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     const at::Tensor h = adds ? at::empty_like(x) : x;
     const at::Tensor y = at::empty_like(x);
     const int64_t rows = rows_of(x);
-    const at::Tensor mean = at::empty({rows}, at::kFloat);
-    const at::Tensor rstd = at::empty({rows}, at::kFloat);
+    const at::Tensor mean = floats_like(x, {rows});
+    const at::Tensor rstd = floats_like(x, {rows});
     const Floats bias_floats(bias);
     const Floats weight_floats(weight);
     const Floats shift_floats(shift);
@@ -40,8 +40,7 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     args.eps = static_cast<float>(eps);
     args.columns = columns_of(x);
     args.element = element_of(x);
-    parallel_rows(rows, args.columns,
-                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().layer_norm(args, begin, end); });
+    row_kernels(x)->layer_norm(args, rows, x.device());
     context->save_for_backward({h, weight, mean, rstd});
     context->saved_data["adds"] = adds;
     context->saved_data["has_bias"] = bias.defined();
@@ -74,13 +73,11 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     args.columns = columns_of(h);
     args.element = element_of(h);
     const bool wants_bias = context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
-    const auto sums = summed_rows<3>(rows_of(h), args.columns, [&](int64_t begin, int64_t end, const auto& partial) {
-      kernels::LayerNormArgs mine = args;
-      mine.dweight = partial[0];
-      mine.dshift = partial[1];
-      mine.dbias = wants_bias ? partial[2] : nullptr;
-      kernels::active_fused_kernels().layer_norm_backward(mine, begin, end);
-    });
+    const at::Tensor sums = floats_like(h, {wants_bias ? 3 : 2, args.columns}).zero_();
+    args.dweight = sums.mutable_data_ptr<float>();
+    args.dshift = args.dweight + args.columns;
+    args.dbias = wants_bias ? args.dshift + args.columns : nullptr;
+    row_kernels(h)->layer_norm_backward(args, rows_of(h), h.device());
     const auto as = [&](const at::Tensor& sum, const char* type) {
       return sum.to(static_cast<at::ScalarType>(context->saved_data[type].toInt()));
     };
@@ -107,8 +104,7 @@ struct AddBias : torch::autograd::Function<AddBias> {
     args.out = out.mutable_data_ptr();
     args.columns = columns_of(x);
     args.element = element_of(x);
-    parallel_rows(rows_of(x), args.columns,
-                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().add_bias(args, begin, end); });
+    row_kernels(x)->add_bias(args, rows_of(x), x.device());
     context->saved_data["type"] = static_cast<int64_t>(bias.scalar_type());
     return out;
   }
@@ -123,12 +119,10 @@ struct AddBias : torch::autograd::Function<AddBias> {
     args.x = dout.const_data_ptr();
     args.columns = columns_of(dout);
     args.element = element_of(dout);
-    const auto sums = summed_rows<1>(rows_of(dout), args.columns, [&](int64_t begin, int64_t end, const auto& partial) {
-      kernels::ColumnSumArgs mine = args;
-      mine.sum = partial[0];
-      kernels::active_fused_kernels().column_sum(mine, begin, end);
-    });
-    return {dout, dout, sums[0].to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()))};
+    const at::Tensor sum = floats_like(dout, {args.columns}).zero_();
+    args.sum = sum.mutable_data_ptr<float>();
+    row_kernels(dout)->column_sum(args, rows_of(dout), dout.device());
+    return {dout, dout, sum.to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()))};
   }
 };
 
@@ -137,7 +131,7 @@ struct AddBias : torch::autograd::Function<AddBias> {
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& shift, double eps) {
   check_parameter("layer_norm", "weight", weight, columns_of(x));
   check_parameter("layer_norm", "shift", shift, columns_of(x));
-  if (!usable({x, weight, shift}) || !weight.defined() || !shift.defined()) {
+  if (row_kernels({x, weight, shift}) == nullptr || !weight.defined() || !shift.defined()) {
     return at::layer_norm(x, {columns_of(x)}, weight, shift, eps);
   }
   return AddLayerNorm::apply(x, std::optional<at::Tensor>(), std::optional<at::Tensor>(), weight, shift, eps)[0];
@@ -150,7 +144,7 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
   check_parameter("add_layer_norm", "bias", bias, columns_of(x));
   check_parameter("add_layer_norm", "weight", weight, columns_of(x));
   check_parameter("add_layer_norm", "shift", shift, columns_of(x));
-  if (!usable({x, residual, bias, weight, shift}) || !weight.defined() || !shift.defined()) {
+  if (row_kernels({x, residual, bias, weight, shift}) == nullptr || !weight.defined() || !shift.defined()) {
     const at::Tensor h = residual + (bias.defined() ? x + bias : x);
     return {h, at::layer_norm(h, {columns_of(h)}, weight, shift, eps)};
   }
@@ -163,7 +157,7 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
 at::Tensor add_bias(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& bias) {
   check_residual("add_bias", x, residual);
   check_parameter("add_bias", "bias", bias, columns_of(x));
-  if (!usable({x, residual, bias}) || !bias.defined()) {
+  if (row_kernels({x, residual, bias}) == nullptr || !bias.defined()) {
     return residual + (bias.defined() ? x + bias : x);
   }
   const at::ScalarType type = at::result_type(x, residual);

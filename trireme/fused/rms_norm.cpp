@@ -27,9 +27,10 @@ Normalised normalise(const at::Tensor& any_x, const at::Tensor& any_residual, co
   const bool adds = any_residual.defined();
   const at::Tensor residual = adds ? any_residual.contiguous() : at::Tensor();
   const int64_t rows = rows_of(x);
+  const bool keeps = rstd == Rstd::kept || !x.is_cpu();
   const Normalised result{adds ? at::empty_like(x) : x, at::empty_like(x),
-                          rstd == Rstd::kept ? at::empty({rows}, at::kFloat) : at::Tensor()};
-  std::vector<float> dropped(rstd == Rstd::kept ? 0 : static_cast<size_t>(rows));
+                          keeps ? floats_like(x, {rows}) : at::Tensor()};
+  std::vector<float> dropped(keeps ? 0 : static_cast<size_t>(rows));
   const Floats weight_floats(weight);
   kernels::RmsNormArgs args;
   args.x = x.const_data_ptr();
@@ -37,12 +38,11 @@ Normalised normalise(const at::Tensor& any_x, const at::Tensor& any_residual, co
   args.h = adds ? result.h.mutable_data_ptr() : nullptr;
   args.y = result.y.mutable_data_ptr();
   args.weight = weight_floats.data();
-  args.rstd = rstd == Rstd::kept ? result.rstd.mutable_data_ptr<float>() : dropped.data();
+  args.rstd = keeps ? result.rstd.mutable_data_ptr<float>() : dropped.data();
   args.eps = static_cast<float>(eps);
   args.columns = columns_of(x);
   args.element = element_of(x);
-  parallel_rows(rows, args.columns,
-                [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().rms_norm(args, begin, end); });
+  row_kernels(x)->rms_norm(args, rows, x.device());
   return result;
 }
 
@@ -78,12 +78,10 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
     args.dh = dh.mutable_data_ptr();
     args.columns = columns_of(h);
     args.element = element_of(h);
-    const auto sums = summed_rows<1>(rows_of(h), args.columns, [&](int64_t begin, int64_t end, const auto& partial) {
-      kernels::RmsNormArgs mine = args;
-      mine.dweight = partial[0];
-      kernels::active_fused_kernels().rms_norm_backward(mine, begin, end);
-    });
-    return {dh, adds ? dh : at::Tensor(), sums[0].to(weight.scalar_type()), {}};
+    const at::Tensor dweight = floats_like(h, {args.columns}).zero_();
+    args.dweight = dweight.mutable_data_ptr<float>();
+    row_kernels(h)->rms_norm_backward(args, rows_of(h), h.device());
+    return {dh, adds ? dh : at::Tensor(), dweight.to(weight.scalar_type()), {}};
   }
 };
 
@@ -95,7 +93,7 @@ at::Tensor aten_rms_norm(const at::Tensor& x, const at::Tensor& weight, double e
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check_parameter("rms_norm", "weight", weight, columns_of(x));
-  if (!usable({x, weight})) {
+  if (row_kernels({x, weight}) == nullptr) {
     return aten_rms_norm(x, weight, eps);
   }
   if (c10::InferenceMode::is_enabled()) { // nothing is kept: saves the node
@@ -108,7 +106,7 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Te
                                                const at::Tensor& weight, double eps) {
   check_residual("add_rms_norm", x, residual);
   check_parameter("add_rms_norm", "weight", weight, columns_of(x));
-  if (!usable({x, residual, weight})) {
+  if (row_kernels({x, residual, weight}) == nullptr) {
     const at::Tensor h = residual + x;
     return {h, aten_rms_norm(h, weight, eps)};
   }

@@ -35,7 +35,8 @@ at::Tensor aten_rotate(const at::Tensor& x, const at::Tensor& cos, const at::Ten
 
 variable_list rotated(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin,
                       double sign) {
-  if (!usable({q, k})) {
+  const RowKernels* const there = row_kernels({q, k, cos, sin});
+  if (there == nullptr) {
     const at::Tensor turned = sign < 0 ? sin.neg() : sin;
     return {aten_rotate(q, cos, turned), aten_rotate(k, cos, turned)};
   }
@@ -44,12 +45,9 @@ variable_list rotated(const at::Tensor& q, const at::Tensor& k, const at::Tensor
     return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
   };
   const at::Tensor q_in = rows(q), k_in = rows(k), q_out = like(q), k_out = like(k);
-  const kernels::RotaryArgs q_args = args_of(q_in, q_out, cos, sin, sign),
-                            k_args = args_of(k_in, k_out, cos, sin, sign);
-  parallel_rows(q.size(0) * q.size(2), (q.size(1) + k.size(1)) * q.size(3), [&](int64_t begin, int64_t end) {
-    kernels::active_fused_kernels().rotary(q_args, begin, end);
-    kernels::active_fused_kernels().rotary(k_args, begin, end);
-  });
+  const int64_t rows_of_heads = q.size(0) * q.size(2);
+  there->rotary(args_of(q_in, q_out, cos, sin, sign), rows_of_heads, q.device());
+  there->rotary(args_of(k_in, k_out, cos, sin, sign), rows_of_heads, k.device());
   return {q_out, k_out};
 }
 

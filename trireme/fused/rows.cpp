@@ -12,8 +12,26 @@ bool usable(std::initializer_list<at::Tensor> tensors) {
   return kernels::active_simd() != kernels::Simd::scalar && std::all_of(tensors.begin(), tensors.end(), known);
 }
 
+const RowKernels* row_kernels(std::initializer_list<at::Tensor> tensors) {
+  const at::Tensor* first = nullptr;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) {
+      continue;
+    }
+    first = first == nullptr ? &tensor : first;
+    if (tensor.layout() != at::kStrided || tensor.device() != first->device() ||
+        (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16)) {
+      return nullptr;
+    }
+  }
+  if (first == nullptr || (first->is_cpu() && kernels::active_simd() == kernels::Simd::scalar)) {
+    return nullptr;
+  }
+  return row_kernels(*first);
+}
+
 bool has_passes(const at::Tensor& x) {
-  return usable({x});
+  return row_kernels({x}) != nullptr;
 }
 
 void refuse_create_graph(const char* operation, const char* next) {
@@ -36,18 +54,12 @@ void check_residual(const char* operation, const at::Tensor& x, const at::Tensor
   }
 }
 
-at::Tensor partial_sums(int64_t blocks, int64_t columns) {
-  return at::zeros({blocks, columns}, at::kFloat);
-}
-
-at::Tensor add_up(const at::Tensor& partial) {
-  at::Tensor total = at::zeros({partial.size(1)}, at::kFloat);
+void add_rows(const float* x, int64_t rows, int64_t columns, float* sum) {
   kernels::ColumnSumArgs args;
-  args.x = partial.const_data_ptr();
-  args.sum = total.mutable_data_ptr<float>();
-  args.columns = partial.size(1);
-  kernels::active_fused_kernels().column_sum(args, 0, partial.size(0));
-  return total;
+  args.x = x;
+  args.sum = sum;
+  args.columns = columns;
+  kernels::active_fused_kernels().column_sum(args, 0, rows);
 }
 
 } // namespace trireme::fused
