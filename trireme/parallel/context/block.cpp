@@ -1,6 +1,8 @@
 #include <trireme/parallel/context/block.h>
 
 #include <trireme/fused/fused.h>
+#include <trireme/parallel/context/aten_block.h>
+#include <trireme/parallel/context/block_form.h>
 #include <trireme/parallel/context/options.h>
 
 #include <ATen/ATen.h>
@@ -9,93 +11,37 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
-#include <tuple>
 #include <vector>
 
 namespace trireme::context {
 namespace {
 
 constexpr double kNever = -std::numeric_limits<double>::infinity();
-/// at::_fused_sdp_choice()'s value for its flash kernel.
-constexpr int64_t kFlashChosen = 1;
 
 double scale_of(const Block& block) {
   return 1 / std::sqrt(static_cast<double>(block.q.size(3)));
 }
 
-enum class Form {
-  ours,  ///< fused/'s, on the CPU
-  flash, ///< ATen's
-  plain, ///< matrix products
-};
-
 fused::AttentionBlock ours(const Block& block) {
   return {block.q, block.k, block.v, block.causal, block.window};
 }
 
-Form form_of(const Block& block) {
-  if (block.dropout > 0 || !at::globalContext().userEnabledFlashSDP() || block.q.size(3) == 0) {
-    return Form::plain;
-  }
-  if (!block.key_padding.defined() && fused::usable(ours(block))) {
-    return Form::ours;
-  }
-  if (block.window > 0) {
-    return Form::plain;
-  }
-  const at::ScalarType type = block.q.scalar_type();
-  const bool half = type == at::kHalf || type == at::kBFloat16;
-  if (block.q.is_cpu()) {
-    return half || type == at::kFloat || type == at::kDouble ? Form::flash : Form::plain;
-  }
-  const bool flash = block.q.is_cuda() && half && !block.key_padding.defined() && block.q.size(3) % 8 == 0 &&
-                     at::_fused_sdp_choice(block.q, block.k, block.v, {}, 0.0, block.causal) == kFlashChosen;
-  return flash ? Form::flash : Form::plain;
+BlockForm form_of(const Block& block) {
+  return block_form({.device = block.q.device().type(),
+                     .type = block.q.scalar_type(),
+                     .head_size = block.q.size(3),
+                     .groups = block.q.size(1) / block.k.size(1),
+                     .key_padding = block.key_padding.defined(),
+                     .window = block.window > 0,
+                     .dropout = block.dropout > 0,
+                     .ours = fused::usable(ours(block)),
+                     .flash_enabled = at::globalContext().userEnabledFlashSDP(),
+                     .choice = block.q.is_cuda() ? aten_choice(block) : at::SDPBackend::math});
 }
 
 /// The kernels need a last stride of 1.
 at::Tensor unit_stride(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
-}
-
-std::optional<at::Tensor> added_mask(const Block& block) {
-  if (!block.key_padding.defined()) {
-    return std::nullopt;
-  }
-  return at::zeros(block.key_padding.sizes(), block.q.options())
-      .masked_fill_(block.key_padding.logical_not(), kNever)
-      .view({block.k.size(0), 1, 1, block.k.size(2)});
-}
-
-BlockResult flash_forward(const Block& block) {
-  if (block.q.is_cuda()) {
-    auto result = at::_scaled_dot_product_flash_attention(block.q, block.k, block.v, 0.0, block.causal);
-    return {std::get<0>(result), std::get<1>(result)};
-  }
-  auto [out, lse] =
-      at::_scaled_dot_product_flash_attention_for_cpu(block.q, block.k, block.v, 0.0, block.causal, added_mask(block));
-  if (block.key_padding.defined()) { // the kernel returns 0 for queries without a key
-    lse.masked_fill_(block.key_padding.any(-1).logical_not().view({-1, 1, 1}), kNever);
-  }
-  return {out, lse};
-}
-
-BlockGradients flash_backward(const Block& block, const at::Tensor& dout, const at::Tensor& out,
-                              const at::Tensor& lse) {
-  const at::Tensor same = out.to(block.q.scalar_type());
-  if (block.q.is_cuda()) {
-    const at::Tensor unused = at::empty({}, at::TensorOptions(at::kLong));
-    auto [q, k, v] = at::_scaled_dot_product_flash_attention_backward(
-        dout, block.q, block.k, block.v, same, lse.contiguous(), {}, {}, block.q.size(2), block.k.size(2), 0.0,
-        block.causal, unused, unused);
-    return {q, k, v};
-  }
-  // exp(-inf - 0) is a weight of 0; exp(-inf + inf) is NaN.
-  const at::Tensor finite = block.key_padding.defined() ? lse.masked_fill(lse == kNever, 0) : lse;
-  auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      dout, block.q, block.k, block.v, same, finite, 0.0, block.causal, added_mask(block));
-  return {q, k, v};
 }
 
 /// The fallback with matrix products: a range of queries at a time.
@@ -225,25 +171,26 @@ BlockGradients our_backward(const Block& block, const at::Tensor& dout, const at
   return {q, k, v};
 }
 
-BlockResult one_forward(const Block& block) {
-  switch (form_of(block)) {
-    case Form::ours:
+BlockResult forward_by(BlockForm form, const Block& block) {
+  switch (form) {
+    case BlockForm::ours:
       return our_forward(block);
-    case Form::flash:
-      return flash_forward(block);
-    default:
+    case BlockForm::plain:
       return Plain(block).forward();
+    default:
+      return aten_forward(form, block);
   }
 }
 
-BlockGradients one_backward(const Block& block, const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
-  switch (form_of(block)) {
-    case Form::ours:
+BlockGradients backward_by(BlockForm form, const Block& block, const at::Tensor& dout, const at::Tensor& out,
+                           const at::Tensor& lse) {
+  switch (form) {
+    case BlockForm::ours:
       return our_backward(block, dout, out, lse);
-    case Form::flash:
-      return flash_backward(block, dout, out, lse);
-    default:
+    case BlockForm::plain:
       return Plain(block).backward(dout, out, lse);
+    default:
+      return aten_backward(form, block, dout, out, lse);
   }
 }
 
@@ -282,18 +229,20 @@ void merge(const at::Tensor& out, const at::Tensor& lse, const BlockResult& bloc
   lse.copy_(at::logaddexp(lse, block.lse));
 }
 
-// Grouped queries: our kernel reads each group's keys; for the other forms, one call per member of a group, so that
+// Grouped queries: some kernels read each group's keys; for the other forms, one call per member of a group, so that
 // keys are not repeated.
 
 BlockResult forward(const Block& any) {
   const Block block = prepared(any);
   const int64_t count = block.q.size(1) / block.k.size(1);
-  if (count == 1 || form_of(block) == Form::ours) {
-    return one_forward(block);
+  const BlockForm form = form_of(block);
+  if (count == 1 || reads_groups(form)) {
+    return forward_by(form, block);
   }
   std::vector<at::Tensor> out, lse;
   for (int64_t index = 0; index < count; ++index) {
-    const BlockResult result = one_forward(member_of_groups(block, index, count));
+    const Block member = member_of_groups(block, index, count);
+    const BlockResult result = forward_by(form_of(member), member);
     out.push_back(result.out);
     lse.push_back(result.lse);
   }
@@ -304,14 +253,16 @@ BlockGradients backward(const Block& any, const at::Tensor& any_dout, const at::
   const Block block = prepared(any);
   const at::Tensor dout = unit_stride(any_dout);
   const int64_t count = block.q.size(1) / block.k.size(1);
-  if (count == 1 || form_of(block) == Form::ours) {
-    return one_backward(block, dout, out, lse);
+  const BlockForm form = form_of(block);
+  if (count == 1 || reads_groups(form)) {
+    return backward_by(form, block, dout, out, lse);
   }
   std::vector<at::Tensor> dq;
   BlockGradients sum;
   for (int64_t index = 0; index < count; ++index) {
-    const BlockGradients grads = one_backward(member_of_groups(block, index, count), heads_of(dout, index, count),
-                                              heads_of(out, index, count), heads_of(lse, index, count));
+    const Block member = member_of_groups(block, index, count);
+    const BlockGradients grads = backward_by(form_of(member), member, heads_of(dout, index, count),
+                                             heads_of(out, index, count), heads_of(lse, index, count));
     dq.push_back(grads.q);
     if (index == 0) {
       sum.k = grads.k.to(type_of_sums(block.k));

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/comm/held_group.h>
 #include <trireme/fused/fused.h>
+#include <trireme/parallel/context/block_form.h>
 #include <trireme/parallel/context/closed_forms.h>
 #include <trireme/parallel/context/ring.h>
 
@@ -17,9 +18,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// at::_fused_sdp_choice()'s value for products with a T x T matrix.
-constexpr int64_t kMatrixChosen = 0;
 
 /// Number of heads of all tensors.
 int64_t heads_of(const variable_list& tensors) {
@@ -129,13 +127,23 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
 
 at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionOptions& options, const at::Tensor& key_padding) {
-  const bool ours =
-      !key_padding.defined() && fused::usable(fused::AttentionBlock{q, k, v, options.causal, options.window});
+  BlockTraits traits{.device = q.device().type(),
+                     .type = q.scalar_type(),
+                     .head_size = q.size(3),
+                     .groups = q.size(1) / k.size(1),
+                     .key_padding = key_padding.defined(),
+                     .window = options.window > 0,
+                     .dropout = options.dropout > 0,
+                     .ours = fused::usable(fused::AttentionBlock{q, k, v, options.causal, options.window})};
+  const bool grouped = traits.groups > 1;
   const std::optional<at::Tensor> mask =
       key_padding.defined() ? std::optional(key_padding.view({k.size(0), 1, 1, k.size(2)})) : std::nullopt;
-  if (!ours && options.dropout == 0 && options.window == 0 && q.size(1) == k.size(1) && (q.is_cpu() || q.is_cuda()) &&
-      at::_fused_sdp_choice(q, k, v, mask, 0.0, options.causal) != kMatrixChosen) {
-    return at::scaled_dot_product_attention(q, k, v, mask, 0.0, options.causal);
+  if (q.is_cuda() || (q.is_cpu() && !grouped)) {
+    traits.choice =
+        static_cast<at::SDPBackend>(at::_fused_sdp_choice(q, k, v, mask, 0.0, options.causal, std::nullopt, grouped));
+  }
+  if (attends_by_aten(traits)) {
+    return at::scaled_dot_product_attention(q, k, v, mask, 0.0, options.causal, std::nullopt, grouped);
   }
   return ring_attention(q, k, v, comm::Group(), options, key_padding);
 }
