@@ -129,11 +129,11 @@ enum class Logits {
 };
 
 /// Cross-entropy in nats of logits [N, V] against class numbers [N] int64, as at::cross_entropy_loss without weights
-/// and smoothing; reduction at::Reduction::Mean or Sum. The loss is fp32 for bf16 logits too, without an fp32 copy of
-/// them.
+/// and smoothing; reduction at::Reduction::Mean or Sum. The loss is fp32 for bf16 and fp16 logits too, on every device,
+/// without an fp32 copy of all of them (logit_rows.h).
 ///
 /// Kept for backward: the logits and one float per row. Cost: two exponentials per logit. Errors: InputError for a
-/// target outside [0, V) other than ignore_index.
+/// target outside [0, V) other than ignore_index (on the CPU).
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t reduction,
                          int64_t ignore_index = -100, Logits logits_after = Logits::keep);
 

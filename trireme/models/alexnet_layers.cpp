@@ -127,7 +127,8 @@ at::Tensor count_right_labels(const pipeline::Tensors& outputs, const pipeline::
 }
 
 at::Tensor label_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
-  return at::cross_entropy_loss(outputs.at(0), targets.at(0));
+  const at::Tensor& logits = outputs.at(0);
+  return at::cross_entropy_loss(logits.to(at::promote_types(logits.scalar_type(), at::kFloat)), targets.at(0));
 }
 
 } // namespace trireme::models

@@ -1,6 +1,7 @@
 #include <trireme/models/bert_layers.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fused/fused.h>
 #include <trireme/models/bert.h>
 #include <trireme/models/bert_values.h>
 #include <trireme/parallel/tensor/cross_entropy.h>
@@ -72,12 +73,12 @@ at::Tensor masked_lm_loss(const Tensors& outputs, const Tensors& targets) {
   const at::Tensor& logits = outputs.at(0);
   const at::Tensor target = targets.at(0).reshape({-1});
   const at::Tensor sum =
-      at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), target, {}, at::Reduction::Sum, kIgnoredTarget);
+      fused::cross_entropy(logits.reshape({-1, logits.size(-1)}), target, at::Reduction::Sum, kIgnoredTarget);
   return sum / target.ne(kIgnoredTarget).sum().clamp_min(1);
 }
 
 at::Tensor class_loss(const Tensors& outputs, const Tensors& targets) {
-  return at::cross_entropy_loss(outputs.at(0), targets.at(0).reshape({-1}));
+  return fused::cross_entropy(outputs.at(0), targets.at(0).reshape({-1}), at::Reduction::Mean);
 }
 
 std::function<at::Tensor(const Tensors&, const Tensors&)> bert_loss(const BertOptions& options,

@@ -39,7 +39,7 @@ void check(comm::World& world, int64_t classes, at::ScalarType type, int64_t red
   EXPECT_EQ(loss.scalar_type(), type == torch::kDouble ? torch::kDouble : torch::kFloat);
   (loss * 3).backward();
   const at::Tensor gradient = whole.grad().slice(1, part.begin, part.end);
-  const double of_gradient = type == torch::kBFloat16 ? 1e-2 : tolerance * 10;
+  const double of_gradient = at::isReducedFloatingType(type) ? 1e-2 : tolerance * 10;
   EXPECT_TRUE(mine.grad().to(whole.scalar_type()).allclose(gradient, of_gradient, of_gradient * 0.1))
       << mine.grad() - gradient;
 }
@@ -49,7 +49,8 @@ TEST(VocabParallelCrossEntropyTest, EqualsTorchsOverAllClasses) {
     EXPECT_THAT(run_ranks(ranks,
                           [&](comm::World& world) {
                             for (const int64_t classes : {4, 40, 101}) {
-                              for (const at::ScalarType type : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
+                              for (const at::ScalarType type :
+                                   {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf}) {
                                 for (const int64_t reduction : {at::Reduction::Mean, at::Reduction::Sum}) {
                                   check(world, classes, type, reduction);
                                 }

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
+#include <trireme/fused/logit_rows.h>
 #include <trireme/fused/rows.h>
 #include <trireme/kernels/fused_kernels.h>
 #include <trireme/parallel/tensor/transfer.h>
@@ -51,13 +52,7 @@ at::Tensor local_terms(const at::Tensor& logits, const at::Tensor& column) {
     });
     return at::stack({lse, at::where(column.ge(0), lse - losses, at::zeros_like(lse))});
   }
-  const at::ScalarType type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor x = logits.to(type);
-  const at::Tensor found =
-      logits.size(1) == 0 ? at::zeros({rows}, x.options()) : x.gather(1, column.clamp_min(0).unsqueeze(1)).squeeze(1);
-  const at::Tensor lse = logits.size(1) == 0 ? at::full({rows}, -std::numeric_limits<double>::infinity(), x.options())
-                                             : at::logsumexp(x, 1);
-  return at::stack({lse, at::where(column.ge(0), found, at::zeros_like(found))});
+  return fused::logit_row_terms(logits, column);
 }
 
 /// Overwrites the logits with (softmax - one-hot) * factor.
@@ -72,12 +67,7 @@ void write_gradient(const at::Tensor& logits, const at::Tensor& column, const at
     });
     return;
   }
-  if (logits.size(1) == 0) {
-    return;
-  }
-  const at::Tensor softmax = logits.to(lse.scalar_type()).sub_(lse.unsqueeze(1)).exp_();
-  softmax.scatter_add_(1, column.clamp_min(0).unsqueeze(1), column.ge(0).to(softmax.scalar_type()).neg_().unsqueeze(1));
-  logits.copy_(softmax.mul_(column.ne(kIgnored).unsqueeze(1)).mul_(factor));
+  fused::write_logit_gradient(logits, logits, column, column.ne(kIgnored), lse, factor);
 }
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
