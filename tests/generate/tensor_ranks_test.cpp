@@ -1,14 +1,19 @@
 // A model that is split among ranks continues texts as the whole one does.
 #include <trireme/base/error.h>
+#include <trireme/fused/int8.h>
 #include <trireme/generate/sample.h>
 #include <trireme/generate/weight_types.h>
+#include <trireme/parallel/tensor/split_module.h>
 
 #include <tests/support/run_ranks.h>
 
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <torch/utils.h>
 
 #include <csignal>
+#include <limits>
+#include <map>
 #include <stdexcept>
 
 namespace trireme::generate {
@@ -47,7 +52,9 @@ models::LanguageModel model_of(const models::LanguageOptions& options, const com
   models::ModelRanks split;
   split.tensor = {.group = ranks};
   torch::manual_seed(3); // all parameters are drawn in full on each rank
-  return models::LanguageModel(options, split);
+  models::LanguageModel model(options, split);
+  model.module()->eval(); // no dropout
+  return model;
 }
 
 SampleOptions most_likely(int64_t tokens) {
@@ -69,16 +76,67 @@ TEST(TensorRanksTest, TextsAreThoseOfOneRank) {
         SCOPED_TRACE(concat(name, weights == WeightType::int8 ? ", int8" : ""));
         const models::LanguageModel whole = model_of(options, {}), part = model_of(options, world.group());
         convert_weights(whole, at::kFloat, weights);
-        convert_weights(part, at::kFloat, weights);
+        convert_weights(part, at::kFloat, weights, world.group());
         size_t calls = 0;
         const auto count = [&](size_t, int32_t) { return ++calls == 0; };
         const Texts split = continue_prompts(part, kPrompts, most_likely(14), count, world.group());
-        if (weights == WeightType::same) { // other groups of inputs have a scale there
-          EXPECT_EQ(split, continue_prompts(whole, kPrompts, most_likely(14)));
-        }
+        EXPECT_EQ(split, continue_prompts(whole, kPrompts, most_likely(14)));
         EXPECT_EQ(calls, world.rank() == 0 ? 4u * 14 : 0u);
       }
     }
+  });
+}
+
+// Parts of the inputs begin and end inside groups of 64, which have one scale.
+TEST(TensorRanksTest, Int8WeightsAreThoseOfOneRank) {
+  on_ranks(2, [](comm::World& world) {
+    models::LlamaOptions llama = split_llama(2, false);
+    llama.heads = 6;
+    llama.head_dim = 34;      // ranks have 102 inputs of o_proj
+    llama.intermediate = 193; // and 97 and 96 of down_proj
+    models::GptOptions gpt = split_gpt();
+    gpt.hidden = 136;
+    for (const models::LanguageOptions& options : {models::LanguageOptions(llama), models::LanguageOptions(gpt)}) {
+      const models::LanguageModel whole = model_of(options, {}), part = model_of(options, world.group());
+      const tensor::Placements split = tensor::placements_of(*part.module());
+      EXPECT_THROW(convert_weights(model_of(options, world.group()), at::kFloat, WeightType::int8), InputError);
+      std::map<std::string, std::vector<int64_t>> sizes;
+      for (const auto& item : part.module()->named_parameters()) {
+        sizes[item.key()] = item.value().sizes().vec();
+      }
+      convert_weights(whole, at::kFloat, WeightType::int8);
+      convert_weights(part, at::kFloat, WeightType::int8, world.group());
+      int inside = 0;
+      for (const auto& item : part.module()->named_parameters()) {
+        if (!fused::is_int8(item.value()) || !split.contains(item.value().unsafeGetTensorImpl())) {
+          continue;
+        }
+        const at::Tensor all = fused::unpack_int8(whole.module()->named_parameters()[item.key()], at::kFloat);
+        at::Tensor here = fused::unpack_int8(item.value(), at::kFloat);
+        const int64_t zeros = here.size(1) - sizes[item.key()][1];
+        inside += zeros > 0 ? 1 : 0;
+        here = here.narrow(1, zeros, sizes[item.key()][1]);
+        const bucket::Placement& placed = split.at(item.value().unsafeGetTensorImpl());
+        EXPECT_TRUE(here.equal(tensor::box_of(all, placed, here.sizes()))) << item.key();
+      }
+      EXPECT_EQ(inside, world.rank() == 0 ? 0 : 2 * 2);
+      const c10::InferenceMode inference;
+      const at::Tensor tokens = at::arange(32).view({2, 16});
+      EXPECT_LT((part.forward(tokens) - whole.forward(tokens)).abs().max().item<double>(), 1e-5);
+    }
+  });
+}
+
+// A rank that throws alone would leave the other one waiting.
+TEST(TensorRanksTest, AWeightThatIsNotFiniteIsRefusedByAllRanks) {
+  on_ranks(2, [](comm::World& world) {
+    const models::LanguageModel part = model_of(split_llama(2, true), world.group());
+    if (world.rank() == 1) {
+      const torch::NoGradGuard no_grad;
+      part.module()->named_parameters()["model.layers.0.mlp.down_proj.weight"].fill_(
+          std::numeric_limits<float>::quiet_NaN());
+    }
+    EXPECT_THROW(convert_weights(part, at::kFloat, WeightType::int8, world.group()), InputError);
   });
 }
 
@@ -106,6 +164,7 @@ TEST(TensorRanksTest, RankZeroChoosesForAll) {
 TEST(TensorRanksTest, AFailureOfRankZeroEndsTheOthers) {
   on_ranks(2, [](comm::World& world) {
     const models::LanguageModel model = model_of(split_gpt(), world.group());
+    model.module()->train();
     const auto fail = [](size_t, int32_t) -> bool { throw std::runtime_error("the pipe is closed"); };
     try {
       continue_prompts(model, kPrompts, most_likely(3), fail, world.group());

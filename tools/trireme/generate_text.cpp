@@ -313,7 +313,7 @@ int generate_text(const GenerateCommand& given) {
   const auto load = [&] {
     trained = generate::load(command.from, command.adapter, {.group = ranks});
     generate::convert_weights(trained.model, command.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
-                              int8 ? generate::WeightType::int8 : generate::WeightType::same);
+                              int8 ? generate::WeightType::int8 : generate::WeightType::same, ranks);
     device::move(*trained.model.module(), device);
   };
   if (world) {

@@ -19,9 +19,15 @@ bool is_int8(const at::Tensor& weight);
 /// Inputs of a packed weight.
 int64_t columns_of_int8(const at::Tensor& packed);
 
-/// Packs a weight [outputs, inputs] of any floating type on the CPU. Errors: InputError for a weight that is not
-/// finite.
-at::Tensor pack_int8(const at::Tensor& weight);
+/// Scales of the groups of a weight [outputs, inputs] on the CPU: fp32 [outputs, groups], infinite where a weight is
+/// not finite.
+at::Tensor int8_scales(const at::Tensor& weight);
+/// Packs a weight [outputs, inputs] of any floating type on the CPU. `scales`: those to use instead of its own, at
+/// least as large, as int8_scales(). Errors: InputError for a weight that is not finite.
+///
+/// A rank's inputs of a split layer may begin inside a group. Put zeros before them, so that the groups are those of
+/// the full weight: linear() adds the zeros to x. `scales` are then the largest of all ranks.
+at::Tensor pack_int8(const at::Tensor& weight, const at::Tensor& scales = {});
 /// The weight that a packed one stands for, [outputs, inputs].
 at::Tensor unpack_int8(const at::Tensor& packed, at::ScalarType type);
 

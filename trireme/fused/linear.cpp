@@ -81,9 +81,21 @@ bool is_wide(const at::Tensor& x, const at::Tensor& weight) {
          is_fp32(weight) && !at::autocast::is_autocast_enabled(at::kCPU);
 }
 
+// Inputs that a rank's part of a packed weight has before those of x, to begin with a group (int8.h).
+int64_t zeros_before(const at::Tensor& x, const at::Tensor& weight) {
+  if (!is_int8(weight) || x.dim() == 0) {
+    return 0;
+  }
+  const int64_t zeros = columns_of_int8(weight) - columns_of(x);
+  return zeros < kernels::kInt8Group ? zeros : 0;
+}
+
 } // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (const int64_t zeros = zeros_before(x, weight); zeros > 0) {
+    return linear(at::constant_pad_nd(x, {zeros, 0}), weight, bias);
+  }
   if (is_few_rows(x, weight, bias)) {
     return few_rows(x, {weight}, {bias})[0];
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/comm/group.h>
 #include <trireme/models/language_model.h>
 
 #include <ATen/core/ScalarType.h>
@@ -13,8 +14,11 @@ enum class WeightType {
 };
 
 /// Converts a model of fp32 on the CPU for generation: everything to `type`, fp32 or bf16, and weights as `weights`
-/// selects. int8 weights are packed from the fp32 values, and the model cannot be trained afterwards. Memory: a layer's
-/// weight at a time. Errors: InputError for int8 weights on a processor without AVX2, where they would be slower.
-void convert_weights(const models::LanguageModel& model, at::ScalarType type, WeightType weights);
+/// selects. int8 weights are packed from the fp32 values, and the model cannot be trained afterwards. `ranks`: those
+/// that split the model, which call it together for int8; its weights are then those of one rank, to the bit. Memory: a
+/// layer's weight at a time. Errors: InputError for int8 weights on a processor without AVX2, where they would be
+/// slower, and for those of a split model without its ranks.
+void convert_weights(const models::LanguageModel& model, at::ScalarType type, WeightType weights,
+                     const comm::Group& ranks = {});
 
 } // namespace trireme::generate
