@@ -144,6 +144,29 @@ void column_sum(const kernels::ColumnSumArgs& args, int64_t rows, at::Device) {
   kCpuRowKernels.column_sum(own, rows, at::kCPU);
 }
 
+void cross_entropy(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device) {
+  RowCall call(rows, args.columns, args.element);
+  kernels::CrossEntropyArgs own = args;
+  call.elements(own.logits, false);
+  call.per_row(own.target, false);
+  call.per_row(own.lse, true);
+  call.per_row(own.loss, true);
+  call.launch("cross_entropy");
+  kCpuRowKernels.cross_entropy(own, rows, at::kCPU);
+}
+
+void cross_entropy_backward(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device) {
+  RowCall call(rows, args.columns, args.element);
+  kernels::CrossEntropyArgs own = args;
+  call.elements(own.logits, false);
+  call.per_row(own.target, false);
+  call.per_row(own.lse, false);
+  call.bytes(own.device_scale, 4, false);
+  call.elements(own.dlogits, true);
+  call.launch("cross_entropy_backward");
+  kCpuRowKernels.cross_entropy_backward(own, rows, at::kCPU);
+}
+
 void rotary(const kernels::RotaryArgs& args, int64_t rows, at::Device) {
   RowCall call(1, 1, args.element);
   kernels::RotaryArgs own = args;
@@ -182,9 +205,19 @@ void gated_silu_backward(const kernels::GatedSiluArgs& args, int64_t count, at::
   kCpuRowKernels.gated_silu_backward(own, count, at::kCPU);
 }
 
-const fused::RowKernels kRowKernelsThere = {gelu,     gelu_backward,     layer_norm,         layer_norm_backward,
-                                            rms_norm, rms_norm_backward, add_bias,           column_sum,
-                                            rotary,   gated_silu,        gated_silu_backward};
+const fused::RowKernels kRowKernelsThere = {gelu,
+                                            gelu_backward,
+                                            layer_norm,
+                                            layer_norm_backward,
+                                            rms_norm,
+                                            rms_norm_backward,
+                                            add_bias,
+                                            column_sum,
+                                            cross_entropy,
+                                            cross_entropy_backward,
+                                            rotary,
+                                            gated_silu,
+                                            gated_silu_backward};
 
 } // namespace
 

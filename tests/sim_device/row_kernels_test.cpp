@@ -16,7 +16,8 @@ struct Case {
   const char* name;
   std::vector<std::vector<int64_t>> inputs;
   Pass pass;
-  int64_t forward_launches;
+  int64_t forward_launches; // of fp32; 0: not counted
+  bool exact = true;        // else sums over rows are in another order
 };
 
 std::vector<Case> cases() {
@@ -53,6 +54,14 @@ std::vector<Case> cases() {
        [&](const auto& in) { return pair(fused::rotate(in[0], in[1], in[2].detach(), in[3].detach())); },
        2},
       {"gated_silu", {x, x}, [](const auto& in) { return std::vector<Tensor>{fused::gated_silu(in[0], in[1])}; }, 1},
+      {"cross_entropy",
+       {{6, 50}},
+       [](const auto& in) {
+         const Tensor target = (torch::arange(6) * 7).index_fill_(0, torch::tensor({2}, at::kLong), -100);
+         return std::vector<Tensor>{fused::cross_entropy(in[0], target.to(in[0].device()), at::Reduction::Mean)};
+       },
+       0,
+       false},
   };
 }
 
@@ -100,9 +109,11 @@ TEST(SimDeviceRowKernels, GiveTheBitsOfTheCpuInFewLaunches) {
         ASSERT_EQ(found.all.size(), expected.all.size());
         for (size_t i = 0; i < found.all.size(); ++i) {
           ASSERT_EQ(found.all[i].defined(), expected.all[i].defined()) << "tensor " << i;
-          EXPECT_TRUE(!found.all[i].defined() || at::equal(found.all[i], expected.all[i])) << "tensor " << i;
+          const bool same = !found.all[i].defined() || (one.exact ? at::equal(found.all[i], expected.all[i])
+                                                                  : at::allclose(found.all[i], expected.all[i], 1e-2));
+          EXPECT_TRUE(same) << "tensor " << i;
         }
-        if (type == at::kFloat) { // in bf16 weights and biases are converted before
+        if (type == at::kFloat && one.forward_launches > 0) { // in bf16 weights and biases are converted before
           EXPECT_EQ(found.forward_launches, one.forward_launches);
           with_kernels += found.forward_launches;
         }

@@ -87,6 +87,12 @@ void column_sum(const kernels::ColumnSumArgs& args, int64_t rows, at::Device /*d
   });
 }
 
+void cross_entropy_backward(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device device) {
+  kernels::CrossEntropyArgs own = args;
+  own.scale = *args.device_scale;
+  each_row<&kernels::FusedKernelSet::cross_entropy_backward>(own, rows, device);
+}
+
 void rotary(const kernels::RotaryArgs& args, int64_t rows, at::Device /*device*/) {
   parallel_rows(rows, args.heads * args.head_size,
                 [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().rotary(args, begin, end); });
@@ -103,6 +109,8 @@ const RowKernels kCpuRowKernels = {
     rms_norm_backward,
     each_row<&kernels::FusedKernelSet::add_bias, kernels::AddBiasArgs>,
     column_sum,
+    each_row<&kernels::FusedKernelSet::cross_entropy, kernels::CrossEntropyArgs>,
+    cross_entropy_backward,
     rotary,
     each_element<&kernels::FusedKernelSet::gated_silu>,
     each_element<&kernels::FusedKernelSet::gated_silu_backward>,

@@ -108,7 +108,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 };
 
-/// The same for bf16 and fp16 where there is no kernel: on a GPU the host does not wait.
+/// The same on a device, where the host does not wait, and for fp16.
 struct CrossEntropyOfRows : torch::autograd::Function<CrossEntropyOfRows> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& any_logits, const at::Tensor& target, bool mean,
                             int64_t ignore_index, bool overwrite) {
@@ -150,7 +150,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   if (usable({logits}) && target.is_cpu() && logits.size(1) > 0) {
     return CrossEntropy::apply(logits, target, mean, ignore_index, overwrite);
   }
-  if (!at::isReducedFloatingType(logits.scalar_type()) || logits.size(1) == 0) {
+  const bool has_kernel = !logits.is_cpu() && row_kernels({logits}) != nullptr;
+  if ((!has_kernel && !at::isReducedFloatingType(logits.scalar_type())) || logits.size(1) == 0) {
     return at::cross_entropy_loss(logits, target, {}, reduction, ignore_index);
   }
   if (target.is_cpu()) { // on a GPU the host would have to wait; its kernels fail for such a target

@@ -35,6 +35,8 @@ const RowKernels kCudaRowKernels = {
     run_with_sums<&kernels::cuda::rms_norm_backward, 1, kernels::RmsNormArgs>,
     run<&kernels::cuda::add_bias, kernels::AddBiasArgs>,
     run_with_sums<&kernels::cuda::column_sum, 1, kernels::ColumnSumArgs>,
+    run<&kernels::cuda::cross_entropy, kernels::CrossEntropyArgs>,
+    run<&kernels::cuda::cross_entropy_backward, kernels::CrossEntropyArgs>,
     run<&kernels::cuda::rotary, kernels::RotaryArgs>,
     run<&kernels::cuda::gated_silu, kernels::GatedSiluArgs>,
     run<&kernels::cuda::gated_silu_backward, kernels::GatedSiluArgs>,

@@ -1,5 +1,7 @@
 #include <trireme/fused/logit_rows.h>
 
+#include <trireme/fused/rows.h>
+
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -8,8 +10,26 @@
 namespace trireme::fused {
 namespace {
 
+constexpr int64_t kIgnored = -100;
+
 at::ScalarType type_of_sums(const at::Tensor& logits) {
   return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+kernels::CrossEntropyArgs kernel_args(const at::Tensor& logits, const at::Tensor& target, const at::Tensor& lse) {
+  kernels::CrossEntropyArgs args;
+  args.logits = logits.const_data_ptr();
+  args.target = target.const_data_ptr<int64_t>();
+  args.ignore = kIgnored;
+  args.lse = lse.mutable_data_ptr<float>();
+  args.columns = logits.size(1);
+  args.element = element_of(logits);
+  return args;
+}
+
+/// The kernels that read such logits; nullptr: ATen's operations do it.
+const RowKernels* kernels_of(const at::Tensor& logits) {
+  return logits.is_contiguous() ? row_kernels({logits}) : nullptr;
 }
 
 /// Calls f(begin, length) for ranges of rows of `logits_at_once` logits.
@@ -32,6 +52,14 @@ at::Tensor logit_row_terms(const at::Tensor& logits, const at::Tensor& columns, 
     lse.fill_(-std::numeric_limits<double>::infinity());
     return terms;
   }
+  if (const RowKernels* const there = kernels_of(logits)) {
+    kernels::CrossEntropyArgs args = kernel_args(logits, columns, lse);
+    args.loss = found.mutable_data_ptr<float>();
+    args.ignore = std::numeric_limits<int64_t>::min(); // a row without a target has a log sum exp too
+    there->cross_entropy(args, logits.size(0), logits.device());
+    found.sub_(lse).neg_(); // a negative column's loss is lse alone
+    return terms;
+  }
   for_rows(logits, at_once, [&](int64_t begin, int64_t length) {
     const at::Tensor x = logits.narrow(0, begin, length).to(type);
     const at::Tensor column = columns.narrow(0, begin, length);
@@ -45,6 +73,15 @@ at::Tensor logit_row_terms(const at::Tensor& logits, const at::Tensor& columns, 
 void write_logit_gradient(const at::Tensor& gradient, const at::Tensor& logits, const at::Tensor& columns,
                           const at::Tensor& counts, const at::Tensor& lse, const at::Tensor& factor, int64_t at_once) {
   if (logits.size(1) == 0) {
+    return;
+  }
+  if (const RowKernels* const there = kernels_of(logits)) {
+    const at::Tensor target = at::where(counts, columns, at::full({}, kIgnored, columns.options()));
+    const at::Tensor scale = factor.to(at::kFloat);
+    kernels::CrossEntropyArgs args = kernel_args(logits, target, lse);
+    args.dlogits = gradient.mutable_data_ptr();
+    args.device_scale = scale.const_data_ptr<float>();
+    there->cross_entropy_backward(args, logits.size(0), logits.device());
     return;
   }
   for_rows(logits, at_once, [&](int64_t begin, int64_t length) {

@@ -21,6 +21,9 @@ struct RowKernels {
   void (*rms_norm_backward)(const kernels::RmsNormArgs& args, int64_t rows, at::Device device);
   void (*add_bias)(const kernels::AddBiasArgs& args, int64_t rows, at::Device device);
   void (*column_sum)(const kernels::ColumnSumArgs& args, int64_t rows, at::Device device);
+  /// args.device_scale is where the scale is.
+  void (*cross_entropy)(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device device);
+  void (*cross_entropy_backward)(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device device);
   void (*rotary)(const kernels::RotaryArgs& args, int64_t rows, at::Device device);
   // Elements [0, count).
   void (*gated_silu)(const kernels::GatedSiluArgs& args, int64_t count, at::Device device);

@@ -86,7 +86,7 @@ struct GatedSiluArgs {
 /// Forward: lse = log sum exp(logits), loss = lse - logits[target], 0 where target == ignore. Backward: dlogits =
 /// (exp(logits - lse) - onehot(target)) * scale, 0 for ignored rows; may overwrite the logits. Targets must be
 /// `ignore`, in [0, columns), or kElsewhere: another rank has the class's column, so the loss is lse alone and backward
-/// subtracts nothing.
+/// subtracts nothing. On a device a target past the columns makes the loss NaN.
 struct CrossEntropyArgs {
   static constexpr int64_t kElsewhere = -1;
   const void* logits = nullptr;
@@ -96,6 +96,7 @@ struct CrossEntropyArgs {
   float* loss = nullptr;
   void* dlogits = nullptr;
   float scale = 1;
+  const float* device_scale = nullptr; ///< on a device: where the scale is, in place of `scale`; or nullptr
   int64_t columns = 0;
   Element element = Element::f32;
 };

@@ -66,6 +66,12 @@ inline float __fsqrt_rn(float a) {
   return std::sqrt(a);
 }
 
+inline float __int_as_float(int bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 // The runtime's functions: memory of the device is the host's.
 
 using cudaStream_t = void*;

@@ -42,7 +42,10 @@ __global__ void __launch_bounds__(kMostThreads) cross_entropy_kernel(const Cross
       const float lse = top + logf(sum);
       const int64_t target = args.target[row];
       args.lse[row] = lse;
-      args.loss[row] = target == args.ignore ? 0.0F : target < 0 ? lse : lse - to_float(x[target]);
+      args.loss[row] = target == args.ignore    ? 0.0F
+                       : target < 0             ? lse
+                       : target < args.columns  ? lse - to_float(x[target])
+                                                : __int_as_float(0x7fffffff); // NaN: the host does not see targets
     }
   }
 }
@@ -55,7 +58,8 @@ __global__ void __launch_bounds__(kMostThreads)
     T* const dx = static_cast<T*>(args.dlogits) + row * args.columns;
     const int64_t target = args.target[row];
     const float lse = args.lse[row];
-    const float scale = target == args.ignore ? 0 : args.scale;
+    const float given = args.device_scale != nullptr ? *args.device_scale : args.scale;
+    const float scale = target == args.ignore ? 0 : given;
     each_pack<0, kWidth>(args.columns, [&](int, int64_t j) {
       Pack<kWidth> d = Pack<kWidth>::load(x + j);
 #pragma unroll

@@ -13,11 +13,10 @@
 namespace trireme::tensor {
 namespace {
 
-using kernels::CrossEntropyArgs;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kElsewhere = CrossEntropyArgs::kElsewhere;
+constexpr int64_t kElsewhere = kernels::CrossEntropyArgs::kElsewhere;
 /// The local target of an ignored row: neither a class nor kElsewhere.
 constexpr int64_t kIgnored = -2;
 
@@ -28,54 +27,12 @@ at::Tensor local_targets(const at::Tensor& target, const RankRange& part, int64_
   return at::where(target.eq(ignore_index), at::full_like(target, kIgnored), column).contiguous();
 }
 
-CrossEntropyArgs kernel_args(const at::Tensor& logits, const at::Tensor& column, const at::Tensor& lse) {
-  CrossEntropyArgs args;
-  args.logits = logits.const_data_ptr();
-  args.target = column.const_data_ptr<int64_t>();
-  args.ignore = kIgnored;
-  args.lse = const_cast<float*>(lse.const_data_ptr<float>());
-  args.columns = logits.size(1);
-  args.element = fused::element_of(logits);
-  return args;
-}
-
-/// {log sum exp, logit of the target or 0} over this rank's columns: [2, R].
-at::Tensor local_terms(const at::Tensor& logits, const at::Tensor& column) {
-  const int64_t rows = logits.size(0);
-  if (fused::usable({logits}) && logits.size(1) > 0) {
-    const at::Tensor lse = at::empty({rows}, at::kFloat);
-    const at::Tensor losses = at::empty({rows}, at::kFloat);
-    CrossEntropyArgs args = kernel_args(logits, column, lse);
-    args.loss = losses.mutable_data_ptr<float>();
-    fused::parallel_rows(rows, args.columns, [&](int64_t begin, int64_t end) {
-      kernels::active_fused_kernels().cross_entropy(args, begin, end);
-    });
-    return at::stack({lse, at::where(column.ge(0), lse - losses, at::zeros_like(lse))});
-  }
-  return fused::logit_row_terms(logits, column);
-}
-
-/// Overwrites the logits with (softmax - one-hot) * factor.
-void write_gradient(const at::Tensor& logits, const at::Tensor& column, const at::Tensor& lse,
-                    const at::Tensor& factor) {
-  if (fused::usable({logits}) && logits.size(1) > 0) {
-    CrossEntropyArgs args = kernel_args(logits, column, lse);
-    args.dlogits = logits.mutable_data_ptr();
-    args.scale = static_cast<float>(factor.item<double>());
-    fused::parallel_rows(logits.size(0), args.columns, [&](int64_t begin, int64_t end) {
-      kernels::active_fused_kernels().cross_entropy_backward(args, begin, end);
-    });
-    return;
-  }
-  fused::write_logit_gradient(logits, logits, column, column.ne(kIgnored), lse, factor);
-}
-
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& any_logits, const at::Tensor& target,
                             const RankRange& part, const comm::Group& ranks, bool mean, int64_t ignore_index) {
     const at::Tensor logits = any_logits.contiguous();
     const at::Tensor column = local_targets(target, part, ignore_index);
-    const at::Tensor mine = local_terms(logits, column);
+    const at::Tensor mine = fused::logit_row_terms(logits, column);
     const at::Tensor all = at::empty({ranks.size(), 2, mine.size(1)}, mine.options());
     ranks.all_gather(all.view({-1}), mine.view({-1}), "terms of the cross-entropy").wait();
     const at::Tensor lse = at::logsumexp(all.select(1, 0), 0);
@@ -98,7 +55,8 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     context->saved_data["gone"] = true;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor logits = saved[0].detach();
-    write_gradient(logits, saved[1], saved[2], grads[0].to(at::kDouble).mul(saved[3]));
+    fused::write_logit_gradient(logits, logits, saved[1], saved[1].ne(kIgnored), saved[2],
+                                grads[0].to(at::kDouble).mul(saved[3]));
     saved[0].unsafeGetTensorImpl()->bump_version(); // other code that keeps them for backward gets an error
     return {logits, {}, {}, {}, {}, {}};
   }
