@@ -1,9 +1,11 @@
 """Decodes text greedily with `trireme generate` and with transformers, in turns: prompt tokens/s, tokens/s after the first token, and whether the ids are the same.
 Where they are not, it prints by how much transformers' logits of the first two tokens that differ are apart.
 For one prompt at a time also the share of the memory's bandwidth: a token reads every weight once (an embedding only if the head is it), and the sum of a large
-array is what memory gives.
+array just before and after is what memory gives.
 
     .venv/bin/python benchmarks/generation.py data/smollm2 data/austen/train.txt [--batches 1,8,32] [--prompts 8] [--words 12] [--tokens 64] [--rounds 3] [--dtype fp32] [--weights int8]
+
+With --gguf the peer is llama.cpp: a file that its convert_hf_to_gguf.py made of the folder with --outtype f32 or bf16, read by the llama_cpp of --gguf-python.
 
 Each run is a process of its own on the cores that this one may use. Prompts are beginnings of paragraphs, of --words words and up to a third fewer, at least as many as the batch; transformers pads them on the left.
 With --weights int8 only Trireme's weights are int8; transformers computes in --dtype.
@@ -78,14 +80,15 @@ def peer(spec):
 
 
 def ours(spec, trireme):
+    first = spec["prompts"][:spec["batch"]]
     with tempfile.TemporaryDirectory() as work:
         prompts = pathlib.Path(work) / "prompts"
-        prompts.write_text("\n".join(spec["prompts"]) + "\n")
+        prompts.write_text("\n".join(first + spec["prompts"]) + "\n")  # the first batch is warmth, as the others have
         done = subprocess.run([trireme, "generate", spec["folder"], "--prompts", prompts, "--batch", str(spec["batch"]), "--max-tokens", str(spec["tokens"]),
                                "--temperature", "0", "--dtype", spec["dtype"], "--json", *(["--weights", "int8"] if spec["int8"] else [])], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"trireme generate failed: {done.stdout}{done.stderr}")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = [json.loads(line) for line in done.stdout.splitlines()][len(first):]
     seconds, after, read, reading = 0.0, 0, 0, 0.0
     for begin in range(0, len(rows), spec["batch"]):
         count = sum(len(row["ids"]) - 1 for row in rows[begin:begin + spec["batch"]])
@@ -95,6 +98,17 @@ def ours(spec, trireme):
         read += tokens
         reading += tokens / rows[begin]["prompt_tokens_per_s"]
     return {"ids": [row["ids"] for row in rows], "tokens_per_s": after / seconds, "prompt_tokens_per_s": read / reading}
+
+
+def llama_cpp(spec, python):
+    """In a process of its own: llama.cpp, given the tokens of the prompts."""
+    from tokenizers import Tokenizer
+
+    folder = pathlib.Path(spec["folder"])
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = json.loads((folder / "config.json").read_text()).get("eos_token_id", [])
+    task = {**spec, "ids": [tokenizer.encode(prompt).ids for prompt in spec["prompts"]], "end": end if isinstance(end, list) else [end]}
+    return [python, ROOT / "benchmarks/python_llama_cpp.py", json.dumps(task)]
 
 
 def weight_bytes(folder, dtype, int8):
@@ -142,43 +156,49 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--weights", choices=["int8"])
+    parser.add_argument("--gguf", type=pathlib.Path)
+    parser.add_argument("--gguf-python", default=sys.executable)
     args = parser.parse_args()
     batches = [int(size) for size in args.batches.split(",")]
     paragraphs = [" ".join(text.split()) for text in args.text.read_text().split("\n\n") if len(text.split()) > max(30, args.words)]
     texts = paragraphs[::max(1, len(paragraphs) // max(args.prompts, *batches, 40))]
     all_prompts = [" ".join(text.split()[:args.words - i % (args.words // 3 + 1)]) for i, text in enumerate(texts)]
-    print(f"{args.dtype}{', weights int8' if args.weights else ''}, {args.tokens} tokens a prompt, medians of {args.rounds} runs; tokens/s of trireme and transformers, ratio")
+    peer_name = "llama.cpp" if args.gguf else "transformers"
+    print(f"{args.dtype}{', weights int8' if args.weights else ''}, {args.tokens} tokens a prompt, medians of {args.rounds} runs; tokens/s of trireme and {peer_name}, ratio")
     print(f"{'batch':>5} {'prompt:':>8} {'':>13} {'':>6} {'text:':>8} {'':>13} {'':>6}  prompts with the same ids")
-    memory = []
     for batch in batches:
         prompts = all_prompts[:max(args.prompts, batch)]
         spec = {"folder": str(args.folder.resolve()), "prompts": prompts, "batch": batch, "tokens": args.tokens, "dtype": args.dtype, "int8": args.weights == "int8"}
-        found = {"trireme": [], "transformers": []}
+        spec["gguf"] = str(args.gguf.resolve()) if args.gguf else None
+        found, memory = {"trireme": [], peer_name: []}, []
         for turn in range(args.rounds):
-            memory += [memory_speed()] if batch == 1 else []
             for engine in rotated(list(found), turn):
                 if engine == "trireme":
+                    before = memory_speed() if batch == 1 else 0
                     found[engine].append(ours(spec, args.trireme))
+                    memory += [(before + memory_speed()) / 2] if batch == 1 else []
                     continue
-                done = subprocess.run([sys.executable, __file__, json.dumps(spec)], capture_output=True, text=True)
+                command = llama_cpp(spec, args.gguf_python) if args.gguf else [sys.executable, __file__, json.dumps(spec)]
+                done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode != 0:
-                    sys.exit(f"transformers failed: {done.stderr}")
+                    sys.exit(f"{peer_name} failed: {done.stderr}")
                 found[engine].append(json.loads(done.stdout.splitlines()[-1]))
         line = f"{batch:5}"
         for what in ("prompt_tokens_per_s", "tokens_per_s"):
             speed = {engine: statistics.median(run[what] for run in runs) for engine, runs in found.items()}
-            ratio = statistics.median(a[what] / b[what] for a, b in zip(found["trireme"], found["transformers"]))
-            line += f" {speed['trireme']:8.1f} {speed['transformers']:13.1f} {ratio:5.2f}x"
-        differ = [row for row in zip(prompts, found["trireme"][0]["ids"], found["transformers"][0]["ids"]) if row[1] != row[2]]
+            ratio = statistics.median(a[what] / b[what] for a, b in zip(found["trireme"], found[peer_name]))
+            line += f" {speed['trireme']:8.1f} {speed[peer_name]:13.1f} {ratio:5.2f}x"
+        differ = [row for row in zip(prompts, found["trireme"][0]["ids"], found[peer_name][0]["ids"]) if row[1] != row[2]]
         print(f"{line}  {len(prompts) - len(differ)} of {len(prompts)}", flush=True)
         if differ:
             done = subprocess.run([sys.executable, __file__, json.dumps({**spec, "differ": differ})], capture_output=True, text=True, check=True)
             for (prompt, _, _), gap in zip(differ, json.loads(done.stdout.splitlines()[-1])):
                 print(f"      {prompt[:40]!r}: " + (f"token {gap[0]}, logits {gap[1]:.2g} apart" if gap else "one text is the other's beginning"), flush=True)
         if batch == 1:
-            reads = speed["trireme"] * weight_bytes(args.folder, args.dtype, args.weights == "int8")
-            print(f"      weights are read at {reads / 1e9:.1f} GB/s, {reads / statistics.median(memory):.0%} of what memory gives, "
-                  f"{statistics.median(memory) / 1e9:.1f} GB/s", flush=True)
+            size = weight_bytes(args.folder, args.dtype, args.weights == "int8")
+            reads = [run["tokens_per_s"] * size for run in found["trireme"]]
+            share = statistics.median(speed / gives for speed, gives in zip(reads, memory))
+            print(f"      weights are read at {statistics.median(reads) / 1e9:.1f} GB/s, {share:.0%} of what memory gives, {statistics.median(memory) / 1e9:.1f} GB/s", flush=True)
 
 
 if __name__ == "__main__":

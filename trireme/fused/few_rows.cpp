@@ -14,9 +14,11 @@
 namespace trireme::fused {
 namespace {
 
-// Up to these rows a library's product takes longer: in fp32 1.9x for one row, 1.2x for eight; in bf16 3x and 1.1x (AMD
-// EPYC with AVX2).
-constexpr int64_t kFewRows = 8;
+/// Up to these rows a library's product takes longer. On an AMD EPYC with AVX-512: in fp32 1.9x for one row, 1.1x for 32;
+/// in bf16 2.3x for one row, 1.03x for eight. With AVX2: in fp32 1.9x and 1.2x for eight, in bf16 3x and 1.1x.
+int64_t few_rows_of(at::ScalarType type) {
+  return type == at::kFloat && kernels::active_simd() == kernels::Simd::avx512 ? 32 : 8;
+}
 // A library's product needs int8 weights converted: faster from about 64 rows on (AMD EPYC with AVX-512).
 constexpr int64_t kFewInt8Rows = 64;
 
@@ -65,7 +67,7 @@ bool is_few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
   if (is_int8(weight)) {
     return weight.is_cpu() && columns_of_int8(weight) == columns_of(x) && rows_of(x) <= kFewInt8Rows;
   }
-  return columns_of(x) == columns_of(weight) && rows_of(x) <= kFewRows && weight.is_cpu() &&
+  return columns_of(x) == columns_of(weight) && rows_of(x) <= few_rows_of(weight.scalar_type()) && weight.is_cpu() &&
          x.scalar_type() == weight.scalar_type();
 }
 
