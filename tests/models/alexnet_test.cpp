@@ -70,5 +70,11 @@ TEST(AlexNetTest, LearnsToTellTwoPatterns) {
   EXPECT_EQ(model->forward(images).argmax(1).eq(labels).sum().item<int64_t>(), 8);
 }
 
+TEST(AlexNetTest, TheLossOfHalfLogitsIsNotRounded) {
+  const at::Tensor logits = (torch::randn({8, 10}) + 10).to(torch::kBFloat16), labels = torch::arange(8);
+  const double expected = at::cross_entropy_loss(logits.to(torch::kDouble), labels).item<double>();
+  EXPECT_NEAR(label_loss({logits}, {labels}).item<double>(), expected, 1e-5 * expected);
+}
+
 } // namespace
 } // namespace trireme::models

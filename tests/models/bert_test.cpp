@@ -86,6 +86,18 @@ TEST(BertTest, OnlyMaskedPositionsAreInTheLoss) {
               1e-6);
 }
 
+// ATen's own loss of such logits is rounded to their type, and so is the sum over the rows.
+TEST(BertTest, TheLossOfHalfLogitsIsExact) {
+  torch::manual_seed(3);
+  const at::Tensor values = torch::randn({40, 100}) * 2 + 10, targets = torch::arange(40) * 7 % 100;
+  for (const at::ScalarType type : {torch::kBFloat16, torch::kHalf}) {
+    const at::Tensor logits = values.to(type);
+    const double expected = at::cross_entropy_loss(logits.to(torch::kDouble), targets).item<double>();
+    EXPECT_NEAR(masked_lm_loss({logits}, {targets}).item<double>(), expected, 1e-5 * expected);
+    EXPECT_NEAR(class_loss({logits}, {targets}).item<double>(), expected, 1e-5 * expected);
+  }
+}
+
 TEST(BertTest, RefusesImpossibleShapes) {
   BertOptions options = small();
   options.heads = 3;

@@ -5,6 +5,7 @@
 #include <tests/support/run_ranks.h>
 
 #include <trireme/engine/preemption.h>
+#include <trireme/fused/fused.h>
 #include <trireme/shards/zero/sharded.h>
 
 #include <torch/nn/modules/batchnorm.h>
@@ -79,7 +80,7 @@ TEST(SimDeviceFeatures, StepsOfFp16AreSkippedUntilTheScaleFits) {
   for (const int stage : {0, 2, 3}) {
     on_both(2, [stage](comm::World& world, at::Device device) {
       InitializeOptions options = options_of({.name = "", .zero_stage = stage, .type = Type::fp16}, device);
-      options.config.precision.loss_scale.initial_scale_power = 18;
+      options.config.precision.loss_scale.initial_scale_power = 20;
       options.config.precision.loss_scale.hysteresis = 1;
       const auto engine = engine_of(world, options);
       Seen seen;
@@ -308,6 +309,24 @@ TEST(SimDeviceFeatures, BatchNormOverRanks) {
       return seen;
     });
   }
+}
+
+// ATen's own loss of bf16 logits is bf16, and its gradient's rows do not add up to 0.
+TEST(SimDeviceFeatures, TheLossOfHalfLogitsIsExactWithoutAWait) {
+  on_ranks(1, [](comm::World&) {
+    start();
+    torch::manual_seed(6);
+    const at::Tensor values = (torch::randn({64, 500}) + 10).to(at::kBFloat16), target = torch::arange(64) * 7;
+    const double expected = at::cross_entropy_loss(values.to(at::kDouble), target).item<double>();
+    const at::Tensor x = values.to(sim::device()).requires_grad_(), there = target.to(sim::device());
+    sim::reset_host_synchronisations();
+    const at::Tensor loss = fused::cross_entropy(x * 1, there, at::Reduction::Mean, -100, fused::Logits::overwrite);
+    (loss * 64).backward();
+    EXPECT_THAT(sim::host_synchronisation_names(), IsEmpty());
+    EXPECT_NEAR(loss.item<double>(), expected, 1e-5 * expected);
+    EXPECT_LT(x.grad().cpu().to(at::kDouble).sum(1).abs().max().item<double>(), 3e-3);
+    EXPECT_THAT(sim::problems(), IsEmpty());
+  });
 }
 
 // After three skipped steps each gradient is read, on every rank.
