@@ -74,5 +74,8 @@ std::optional<ChatTemplate> read_chat_template(const std::filesystem::path& fold
 /// The template that a user names: a file of Jinja, else the template of that name in `folder` (empty: none). Special
 /// tokens are those of the folder. none: it is neither. Errors: InputError for damaged files.
 std::optional<ChatTemplate> find_chat_template(const std::string& file_or_name, const std::filesystem::path& folder);
+/// Its text, unparsed.
+std::optional<std::string> find_chat_template_text(const std::string& file_or_name,
+                                                   const std::filesystem::path& folder);
 
 } // namespace trireme::chat

@@ -63,39 +63,65 @@ ordered_json special_tokens_of(const std::optional<JsonNode>& config, const fs::
   return tokens;
 }
 
-} // namespace
+struct TemplateText {
+  std::string text;
+  std::string source;
+};
 
-std::optional<ChatTemplate> read_chat_template(const fs::path& folder, const std::string& name) {
-  const auto config = read_object(folder / "tokenizer_config.json");
-  ordered_json tokens = special_tokens_of(config, folder);
+// `config`: of the folder's tokenizer, if it has one.
+std::optional<TemplateText> text_in(const fs::path& folder, const std::string& name,
+                                    const std::optional<JsonNode>& config) {
   const fs::path file =
       name == "default" ? folder / "chat_template.jinja" : folder / "additional_chat_templates" / (name + ".jinja");
   std::error_code ignored;
   if (fs::is_regular_file(file, ignored)) {
-    return ChatTemplate::parse(read_file(file), file.string(), std::move(tokens));
+    return TemplateText{read_file(file), file.string()};
   }
-  if (!config) {
+  const auto text = config ? find_template(*config, name) : std::nullopt;
+  return text ? std::optional(
+                    TemplateText{*text, concat((folder / "tokenizer_config.json").string(), ": chat_template")})
+              : std::nullopt;
+}
+
+std::optional<TemplateText> find_text(const std::string& file_or_name, const fs::path& folder,
+                                      const std::optional<JsonNode>& config) {
+  std::error_code ignored;
+  if (fs::is_regular_file(file_or_name, ignored)) {
+    return TemplateText{read_file(file_or_name), file_or_name};
+  }
+  const bool can_be_name = !folder.empty() && file_or_name.find('/') == std::string::npos;
+  return can_be_name ? text_in(folder, file_or_name, config) : std::nullopt;
+}
+
+// Of a tokenizer's folder; empty: none.
+std::optional<JsonNode> config_in(const fs::path& folder) {
+  return folder.empty() ? std::nullopt : read_object(folder / "tokenizer_config.json");
+}
+
+std::optional<ChatTemplate> parsed(const std::optional<TemplateText>& found, const std::optional<JsonNode>& config,
+                                   const fs::path& folder) {
+  if (!found) {
     return std::nullopt;
   }
-  const auto text = find_template(*config, name);
-  if (!text) {
-    return std::nullopt;
-  }
-  const std::string source = concat((folder / "tokenizer_config.json").string(), ": chat_template");
-  return ChatTemplate::parse(*text, source, std::move(tokens));
+  return ChatTemplate::parse(found->text, found->source,
+                             folder.empty() ? ordered_json::object() : special_tokens_of(config, folder));
+}
+
+} // namespace
+
+std::optional<ChatTemplate> read_chat_template(const fs::path& folder, const std::string& name) {
+  const auto config = config_in(folder);
+  return parsed(text_in(folder, name, config), config, folder);
 }
 
 std::optional<ChatTemplate> find_chat_template(const std::string& file_or_name, const fs::path& folder) {
-  std::error_code ignored;
-  if (fs::is_regular_file(file_or_name, ignored)) {
-    ordered_json tokens = ordered_json::object();
-    if (!folder.empty()) {
-      tokens = special_tokens_of(read_object(folder / "tokenizer_config.json"), folder);
-    }
-    return ChatTemplate::parse(read_file(file_or_name), file_or_name, std::move(tokens));
-  }
-  const bool can_be_name = !folder.empty() && file_or_name.find('/') == std::string::npos;
-  return can_be_name ? read_chat_template(folder, file_or_name) : std::nullopt;
+  const auto config = config_in(folder);
+  return parsed(find_text(file_or_name, folder, config), config, folder);
+}
+
+std::optional<std::string> find_chat_template_text(const std::string& file_or_name, const fs::path& folder) {
+  const auto found = find_text(file_or_name, folder, config_in(folder));
+  return found ? std::optional(found->text) : std::nullopt;
 }
 
 } // namespace trireme::chat

@@ -4,6 +4,7 @@
 #include <trireme/base/file.h>
 #include <trireme/base/json.h>
 #include <trireme/base/path.h>
+#include <trireme/chat/chat_template.h>
 #include <trireme/config/run_types.h>
 #include <trireme/data/labelled_text.h>
 #include <trireme/data/token_files/tokenizer_hash.h>
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -28,11 +30,13 @@ constexpr std::array kConfig = {"config.json", "generation_config.json"};
 constexpr std::array kDecide = {"tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe"};
 constexpr const char* kLabels = "labels.json";
 
+constexpr const char* kChatTemplate = "chat_template.jinja";
 // Anyone may read a copy, whatever the mode of the original, and a later start may replace it.
+constexpr mode_t kCopyMode = 0644;
+
 void put_copy(const fs::path& from, const fs::path& to) {
-  constexpr mode_t kMode = 0644;
   make_private_folders(to.parent_path());
-  write_file_atomically(to, read_file(from), kMode);
+  write_file_atomically(to, read_file(from), kCopyMode);
 }
 
 void copy_files(const fs::path& from, std::span<const char* const> names, const fs::path& to) {
@@ -92,6 +96,35 @@ std::vector<Kept> files_of(const config::RunConfig& run) {
     }
   }
   return files;
+}
+
+// The template that all conversations of the data have; empty: the default one of the tokenizer's folder.
+std::string chat_template_of(const data::DataOptions& options) {
+  if (options.kind == data::DataOptions::Kind::json_lines) {
+    return options.chat_template;
+  }
+  std::optional<std::string> of_all;
+  for (const data::MixtureSet& set : options.sets) {
+    if (set.data->kind == data::DataOptions::Kind::json_lines) {
+      if (of_all && *of_all != set.data->chat_template) {
+        return "";
+      }
+      of_all = set.data->chat_template;
+    }
+  }
+  return of_all.value_or("");
+}
+
+// Its text; none where the data has no template of its own, or the file is gone after the tokens were made.
+std::optional<std::string> own_chat_template(const config::RunConfig& run) {
+  const std::string name = chat_template_of(run.data);
+  if (name.empty()) {
+    return std::nullopt;
+  }
+  const std::string& tokenizer = run.data.tokenizer;
+  const auto files =
+      tokenizer.empty() || !is_there(tokenizer) ? std::vector<Kept>() : tokenizer::tokenizer_files(tokenizer);
+  return chat::find_chat_template_text(name, files.empty() ? fs::path() : files.front().path.parent_path());
 }
 
 // Of an earlier run in the same folder. What this run is told to read from there stays.
@@ -155,6 +188,7 @@ void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, 
   const fs::path to = run_folder / kKept;
   std::error_code ignored;
   std::vector<Kept> files = files_of(run);
+  const std::optional<std::string> chat_template = own_chat_template(run); // it may be in the folder that is cleared
   const std::string& tokenizer = run.data.tokenizer;
   const bool has_files = !tokenizer.empty() && tokenizer != "bytes";
   if (!resumed && has_files && !is_there(tokenizer)) {
@@ -165,10 +199,17 @@ void keep_model_files(const config::RunConfig& run, const fs::path& run_folder, 
     forget_all_but(files, to);
   }
   std::erase_if(files, [&](const Kept& file) { return file.decides && is_kept_unchanged(file.path, to / file.name); });
+  if (chat_template) {
+    std::erase_if(files, [](const Kept& file) { return file.name == kChatTemplate; });
+  }
   for (const Kept& file : files) {
     if (!fs::equivalent(file.path, to / file.name, ignored)) {
       put_copy(file.path, to / file.name);
     }
+  }
+  if (chat_template) {
+    make_private_folders(to);
+    write_file_atomically(to / kChatTemplate, *chat_template, kCopyMode);
   }
   if (has_files && datasets.tokenizer_hash && data::tokenizer_hash(to.string()) != *datasets.tokenizer_hash) {
     throw InputError("train", concat(tokenizer, " was replaced after it was read, before the run kept a copy"),

@@ -21,7 +21,9 @@ checkpoint::Checkpoint open_held(const std::filesystem::path& path);
 config::RunConfig run_of(const checkpoint::Checkpoint& saved, const char* area);
 
 /// Copies them from the model's folder (or the run it begins with) and the tokenizer's into `run_folder`/model, if
-/// there are any. A tokenizer file of another name becomes tokenizer.json. `datasets`: what the run trains on.
+/// there are any. A tokenizer file of another name becomes tokenizer.json. The chat template of the run's
+/// conversations, if they have one of their own (data.chat_template, the same in all sets of a mixture), takes the
+/// place of the tokenizer's. `datasets`: what the run trains on.
 ///
 /// A new run removes what an earlier one kept. One that is `resumed` keeps what is there. Errors: InputError if a
 /// resumed run's tokenizer, config.json or labels have changed, or the tokenizer since it was read; Error for a file
