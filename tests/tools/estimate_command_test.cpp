@@ -150,7 +150,8 @@ TEST_F(EstimateCommandTest, MeasuresBesideTheEstimate) {
        {"-n 2 --measure 3",
         "-n 2 --measure 3 --set engine.zero_optimization.stage=2 --set engine.gradient_accumulation_steps=2",
         "-n 2 --measure 3 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=2",
-        "-n 2 --measure 3 --set engine.zero_optimization.stage=3 --set training.freeze=h.0"}) {
+        "-n 2 --measure 3 --set engine.zero_optimization.stage=3 --set training.freeze=h.0",
+        R"(-n 2 --measure 3 --set "training.lora={\"rank\": 4}")"}) {
     const json all = estimate_json(options);
     const json& measured = all.at("measured");
     EXPECT_EQ(measured.at("steps"), 3);

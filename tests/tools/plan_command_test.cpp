@@ -94,6 +94,47 @@ TEST_F(PlanCommandTest, RowsAsJson) {
   EXPECT_EQ(best, 10);
 }
 
+// Rows of frozen models and of adapters have the memory that `trireme estimate` says of the same layouts.
+TEST_F(PlanCommandTest, CountsWhatIsTrained) {
+  write_cluster(1e9, R"(, "device": "host")");
+  const auto fastest = [&](const std::string& what) { return rows(plan(what + " --json").output).at(0); };
+  const double all = fastest("").at("step_ms");
+  for (const char* const some : {R"(--set "training.freeze=[\"wte\", \"wpe\", \"h.[0-2].\", \"ln_f\"]")",
+                                 R"(--set "training.lora={\"rank\": 2}")"}) {
+    const Finished planned = plan(concat(some, " --json --best 50"));
+    ASSERT_EQ(planned.status, 0) << planned.output;
+    int compared = 0;
+    for (const json& row : rows(planned.output)) {
+      if (!row.at("refused").is_null() || row.at("schedule") != "1f1b" || row.at("recompute") != 0 || ++compared > 4) {
+        continue;
+      }
+      std::string layout;
+      for (const char* const axis : {"pipe", "data", "context", "tensor"}) {
+        layout += concat(" --set parallel.", axis, '=', row.at(axis).get<int>());
+      }
+      layout += concat(" --set parallel.sequence_parallel=", row.at("sequence_parallel").get<bool>() ? "true" : "false",
+                       " --set engine.zero_optimization.stage=", row.at("zero_stage").get<int>(),
+                       " --set engine.train_micro_batch_size_per_gpu=", row.at("micro_batch").get<int>(),
+                       " --set engine.gradient_accumulation_steps=", row.at("accumulation").get<int>());
+      const Finished finished = sh(concat(kTrireme, " estimate ", path("run.json"), ' ', some, layout, " -n 4 --json"));
+      ASSERT_EQ(finished.status, 0) << finished.output;
+      const json estimated = json::parse(finished.output);
+      EXPECT_LT(estimated.at("trained_parameters"), estimated.at("parameters"));
+      bool is_one = false;
+      for (const json& stage : estimated.at("by_stage")) {
+        bool equal = true;
+        for (const char* const category : {"parameters", "gradients", "optimizer_states", "masters", "activations"}) {
+          equal &= stage.at("memory").at(category).at("bytes") == row.at("memory").at(category);
+        }
+        is_one |= equal;
+      }
+      EXPECT_TRUE(is_one) << row << estimated;
+    }
+    EXPECT_GE(compared, 3) << planned.output;
+    EXPECT_LT(fastest(some).at("step_ms").get<double>(), all);
+  }
+}
+
 // Where the cluster file describes hosts and disks, what does not fit in the cards is tried there; the sections can be
 // written into the run's file.
 TEST_F(PlanCommandTest, PlacesAsJson) {

@@ -215,6 +215,29 @@ std::vector<bool> recomputed(const Job& job, const Layout& layout, int64_t layer
   return out;
 }
 
+// Leaves out the backward that frozen parameters need none of.
+void leave_out_frozen(const estimate::Model& model, std::vector<LayerCost>& costs) {
+  const int64_t first_trained = model.first_trained();
+  for (size_t i = 0; i < std::min(model.layers.size(), costs.size()); ++i) {
+    double all = 0, trained = 0;
+    for (const estimate::Parameter& parameter : model.layers[i].parameters) {
+      all += static_cast<double>(parameter.numel);
+      trained += parameter.trained ? static_cast<double>(parameter.numel) : 0;
+    }
+    if (trained == all) {
+      continue;
+    }
+    LayerCost& cost = costs[i];
+    const double share = trained / all;
+    const bool has_backward = static_cast<int64_t>(i) >= first_trained;
+    cost.backward_weight *= share;
+    cost.weights_later *= share;
+    cost.gradients *= share;
+    cost.backward_input = has_backward ? cost.backward_input : 0;
+    cost.flops *= (has_backward ? 2 + share : 1) / 3;
+  }
+}
+
 } // namespace
 
 std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout) {
@@ -232,6 +255,9 @@ std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const
       out.push_back(cost);
       out.back().backward_input += again[out.size() - 1] ? cost.forward : 0;
     }
+  }
+  if (!job.trained.empty()) {
+    leave_out_frozen(model_of(job, layout), out);
   }
   return out;
 }

@@ -37,6 +37,9 @@ struct LayerCost {
 /// Passes over [B, L, H] between them: for a GPT 21 forward and 42 backward, of which the tensor axis does not split 9
 /// and 18; for a Llama as its widths say, and 2 over queries and keys, which it rotates.
 /// Context ranks make 13 and 24 more. Each of a block's 4 and 6 collectives of shared tokens makes 2.5 over all tokens.
+///
+/// Frozen parameters (Job::trained): backward computes the gradients of a layer's weights in proportion to the
+/// trained ones, and nothing before the first layer with one. The products of adapters are not counted.
 std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout);
 
 } // namespace trireme::plan

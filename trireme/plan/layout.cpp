@@ -6,6 +6,8 @@
 #include <trireme/plan/estimate/layouts.h>
 #include <trireme/plan/programs.h>
 
+#include <algorithm>
+
 namespace trireme::plan {
 namespace {
 
@@ -24,7 +26,28 @@ std::string does_not_divide(const char* what, int64_t number, const char* by, in
   return concat(what, ' ', number, " cannot be divided by ", by, ' ', divisor);
 }
 
+// Every layout has the same parameters in the same order.
+void mark_trained(const Job& job, estimate::Model& model) {
+  for (size_t i = 0; i < std::min(job.trained.size(), model.layers.size()); ++i) {
+    std::vector<estimate::Parameter>& parameters = model.layers[i].parameters;
+    for (size_t k = 0; k < std::min(job.trained[i].size(), parameters.size()); ++k) {
+      parameters[k].trained = job.trained[i][k];
+    }
+  }
+}
+
 } // namespace
+
+std::vector<std::vector<bool>> trained_in(const estimate::Model& model) {
+  std::vector<std::vector<bool>> out;
+  for (const estimate::Layer& layer : model.layers) {
+    std::vector<bool>& of_layer = out.emplace_back();
+    for (const estimate::Parameter& parameter : layer.parameters) {
+      of_layer.push_back(parameter.trained);
+    }
+  }
+  return out;
+}
 
 std::string describe(const Layout& layout, const Job& job) {
   return concat("pipe ", layout.pipe, ", data ", layout.data, ", context ", layout.context, ", tensor ", layout.tensor,
@@ -200,7 +223,11 @@ estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
   conditions.context_ranks = layout.context;
   conditions.context_kind = job.context_kind;
   conditions.sequence_parallel = layout.sequence_parallel;
-  return estimate::transformer(model, conditions);
+  estimate::Model out = estimate::transformer(model, conditions);
+  if (blocks == 0) {
+    mark_trained(job, out);
+  }
+  return out;
 }
 
 estimate::Run run_of_layers(const Job& job, const Layout& layout, int64_t blocks) {

@@ -24,7 +24,12 @@ struct Job {
   context::Kind context_kind = context::Kind::ring;
   /// As pipeline::PipelineOptions: "parameters" or "uniform"; others count as "parameters".
   std::string partition = "parameters";
+  /// Whether each parameter of each layer is trained, in the order of the model; empty: all are.
+  std::vector<std::vector<bool>> trained = {};
 };
+
+/// Job::trained of a model whose frozen parameters are marked.
+std::vector<std::vector<bool>> trained_in(const estimate::Model& model);
 
 /// One division of work among the ranks.
 struct Layout {

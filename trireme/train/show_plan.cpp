@@ -46,13 +46,12 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   run.pipeline.stages = 1;
   run.pipeline.chunks = 1;
   run.engine.batch = {job.batch, 1, {}, run.engine.batch.where};
-  run.training.freeze = {}; // not planned: every parameter counts as trained
-  if (run.model.is_language()) {
-    run.model.lora() = {};
-  }
   activations::Options wanted =
       std::exchange(run.engine.activations, {}); // each layout decides whether it has such parts
   plan::RunEstimate described = describe_run(run, 1);
+  if (run.training.freeze.on()) {
+    job.trained = plan::trained_in(described.run.model);
+  }
   job.base = std::move(described.run);
   job.base.activations = std::move(wanted);
   job.model = run.model.shape();
@@ -334,9 +333,6 @@ int show_plan(const PlanCommand& command, const Program& program) {
       config::read_run_file(command.run_file, command.overrides, config::Files::may_be_absent, program.types);
   for (const std::string& note : run.notes) {
     log::info(note);
-  }
-  if (run.training.freeze.on()) {
-    log::info("training.freeze is not planned with: every parameter counts as trained");
   }
   plan::Cluster cluster;
   if (command.calibrate) {
