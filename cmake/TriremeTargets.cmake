@@ -2,6 +2,7 @@
 # the folder it is called in; TORCH where it uses tensors, TORCH_NN where modules or autograd, TORCH_FREE for sources of it that do without.
 # trireme_test(folder SOURCES ... DEPS ... [TORCH]) makes one GoogleTest program of which every suite is an entry of ctest and every
 # test a process with a deadline (tests/support/main.cpp). SEPARATE: sources that use the same names are not compiled together.
+# PROCESSORS: ./test gives ctest two for each core, so 2 is a suite that keeps a core busy; those that mostly wait take one.
 # THREADS: libtorch uses all cores; elsewhere one, because threads of several processes wait for each other in loops that use the cores.
 #
 # What makes a build quick: libtorch's headers cost half a minute, so targets that use them share one precompiled header, and
