@@ -12,7 +12,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using namespace std::chrono_literals;
 
-Request allreduce(const std::string& name, Shape shape = {3}) {
+Request request_of(const std::string& name, Shape shape = {3}) {
   Request request;
   request.name = name;
   request.shapes = {std::move(shape)};
@@ -36,17 +36,17 @@ std::vector<std::string> names(const std::vector<Response>& responses) {
 
 TEST(NegotiationTest, IsReadyWhenAllRanksHaveAskedInTheOrderOfAsking) {
   Negotiation negotiation(3);
-  negotiation.add(0, allreduce("b"));
-  negotiation.add(0, allreduce("a"));
-  negotiation.add(1, allreduce("a"));
-  negotiation.add(1, allreduce("b"));
+  negotiation.add(0, request_of("b"));
+  negotiation.add(0, request_of("a"));
+  negotiation.add(1, request_of("a"));
+  negotiation.add(1, request_of("b"));
   EXPECT_THAT(negotiation.take_ready(), IsEmpty());
-  negotiation.add(2, allreduce("a"));
+  negotiation.add(2, request_of("a"));
   EXPECT_THAT(names(negotiation.take_ready()), ElementsAre("a"));
-  negotiation.add(2, allreduce("b"));
-  negotiation.add(0, allreduce("c"));
-  negotiation.add(1, allreduce("c"));
-  negotiation.add(2, allreduce("c"));
+  negotiation.add(2, request_of("b"));
+  negotiation.add(0, request_of("c"));
+  negotiation.add(1, request_of("c"));
+  negotiation.add(2, request_of("c"));
   EXPECT_THAT(names(negotiation.take_ready()), ElementsAre("b", "c"));
   EXPECT_THAT(negotiation.take_ready(), IsEmpty());
 }
@@ -58,18 +58,18 @@ TEST(NegotiationTest, SaysWhatDiffersAndOnWhichRanks) {
     negotiation.add(1, b);
     return negotiation.take_ready().at(0).error;
   };
-  EXPECT_EQ(error_of(allreduce("x"), allreduce("x")), "");
-  EXPECT_EQ(error_of(allreduce("x", {2, 3}), allreduce("x", {2, 4})),
+  EXPECT_EQ(error_of(request_of("x"), request_of("x")), "");
+  EXPECT_EQ(error_of(request_of("x", {2, 3}), request_of("x", {2, 4})),
             "the shape of \"x\" is [2, 3] on rank 0 and [2, 4] on rank 1");
-  Request other = allreduce("x");
+  Request other = request_of("x");
   other.type = c10::ScalarType::Half;
-  EXPECT_EQ(error_of(allreduce("x"), other), "the type of \"x\" is Float on rank 0 and Half on rank 1");
-  other = allreduce("x");
+  EXPECT_EQ(error_of(request_of("x"), other), "the type of \"x\" is Float on rank 0 and Half on rank 1");
+  other = request_of("x");
   other.op = Op::sum;
-  EXPECT_EQ(error_of(allreduce("x"), other), "the op of \"x\" is Average on rank 0 and Sum on rank 1");
-  other = allreduce("x");
+  EXPECT_EQ(error_of(request_of("x"), other), "the op of \"x\" is Average on rank 0 and Sum on rank 1");
+  other = request_of("x");
   other.kind = Kind::allgather;
-  EXPECT_EQ(error_of(allreduce("x"), other), "the operation of \"x\" is allreduce on rank 0 and allgather on rank 1");
+  EXPECT_EQ(error_of(request_of("x"), other), "the operation of \"x\" is allreduce on rank 0 and allgather on rank 1");
   Request rows = other;
   rows.shapes = {{7}};
   EXPECT_EQ(error_of(other, rows), "") << "the first dim may differ";
@@ -82,12 +82,12 @@ TEST(NegotiationTest, SaysWhatDiffersAndOnWhichRanks) {
 TEST(NegotiationTest, GoesOnWithoutRanksThatHaveJoined) {
   Negotiation negotiation(3);
   negotiation.add(1, join());
-  negotiation.add(0, allreduce("x"));
-  negotiation.add(2, allreduce("x"));
+  negotiation.add(0, request_of("x"));
+  negotiation.add(2, request_of("x"));
   const std::vector<Response> ready = negotiation.take_ready();
   ASSERT_THAT(names(ready), ElementsAre("x"));
   EXPECT_FALSE(ready[0].of_rank[1]);
-  Request largest = allreduce("y");
+  Request largest = request_of("y");
   largest.op = Op::max;
   negotiation.add(0, largest);
   negotiation.add(2, largest);
@@ -110,8 +110,8 @@ TEST(NegotiationTest, GoesOnWithoutRanksThatHaveJoined) {
 TEST(NegotiationTest, NamesTheRanksThatAStalledOneWaitsFor) {
   Negotiation negotiation(4);
   const auto start = Negotiation::Clock::now();
-  negotiation.add(0, allreduce("x"), start);
-  negotiation.add(2, allreduce("x"), start + 1s);
+  negotiation.add(0, request_of("x"), start);
+  negotiation.add(2, request_of("x"), start + 1s);
   EXPECT_THAT(negotiation.stalled(60s, start + 59s), IsEmpty());
   EXPECT_THAT(negotiation.stalled(60s, start + 61s),
               ElementsAre("allreduce of \"x\" has waited 61 s: ranks 0, 2 ask for it, ranks 1, 3 do not"));
@@ -120,7 +120,7 @@ TEST(NegotiationTest, NamesTheRanksThatAStalledOneWaitsFor) {
 }
 
 TEST(RequestTest, ArrivesAsItWasSent) {
-  Request request = allreduce("gradient.w", {4, 5});
+  Request request = request_of("gradient.w", {4, 5});
   request.kind = Kind::alltoall;
   request.shapes.push_back({});
   request.type = c10::ScalarType::BFloat16;
