@@ -14,8 +14,8 @@
 namespace trireme::fused {
 namespace {
 
-/// Up to these rows a library's product takes longer. On an AMD EPYC with AVX-512: in fp32 1.9x for one row, 1.1x for 32;
-/// in bf16 2.3x for one row, 1.03x for eight. With AVX2: in fp32 1.9x and 1.2x for eight, in bf16 3x and 1.1x.
+/// Up to these rows a library's product takes longer. On an AMD EPYC with AVX-512: in fp32 1.9x for one row, 1.1x for
+/// 32; in bf16 2.3x for one row, 1.03x for eight. With AVX2: in fp32 1.9x and 1.2x for eight, in bf16 3x and 1.1x.
 int64_t few_rows_of(at::ScalarType type) {
   return type == at::kFloat && kernels::active_simd() == kernels::Simd::avx512 ? 32 : 8;
 }

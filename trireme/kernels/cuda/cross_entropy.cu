@@ -42,10 +42,10 @@ __global__ void __launch_bounds__(kMostThreads) cross_entropy_kernel(const Cross
       const float lse = top + logf(sum);
       const int64_t target = args.target[row];
       args.lse[row] = lse;
-      args.loss[row] = target == args.ignore    ? 0.0F
-                       : target < 0             ? lse
-                       : target < args.columns  ? lse - to_float(x[target])
-                                                : __int_as_float(0x7fffffff); // NaN: the host does not see targets
+      args.loss[row] = target == args.ignore   ? 0.0F
+                       : target < 0            ? lse
+                       : target < args.columns ? lse - to_float(x[target])
+                                               : __int_as_float(0x7fffffff); // NaN: the host does not see targets
     }
   }
 }
