@@ -45,6 +45,7 @@ TEST(MetricsLineTest, HasTheKeysOfTheDesignInOrder) {
   metrics.loss_scale = 65536;
   metrics.tokens_per_s = 43200;
   metrics.samples_per_s = 337.5;
+  metrics.mfu = 0.45;
   metrics.step_ms = 76;
   metrics.wall_time = 1700000000.5;
   metrics.peak_rss_bytes = 412'000'000'000;
@@ -57,7 +58,7 @@ TEST(MetricsLineTest, HasTheKeysOfTheDesignInOrder) {
   EXPECT_EQ(
       metrics_line(metrics),
       R"({"step":12,"loss":1.5,"val_loss":1.25,"val_accuracy":0.5,"lr":0.003,"grad_norm":0.75,)"
-      R"("loss_scale":65536.0,"tokens_per_s":43200.0,"samples_per_s":337.5,"step_ms":76.0,)"
+      R"("loss_scale":65536.0,"tokens_per_s":43200.0,"samples_per_s":337.5,"mfu":0.45,"step_ms":76.0,)"
       R"("wall_time":1700000000.5,"peak_rss_bytes":412000000000,"device_peak_bytes":96000000,"activation_bytes":17000000,"comm_bytes":3400000,"offload_read_bytes":8192,"offload_write_bytes":4096,"host_syncs":1})");
 }
 

@@ -14,6 +14,7 @@
 #include <trireme/monitor/html.h>
 #include <trireme/monitor/metrics.h>
 
+#include <ATen/Context.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -91,6 +92,12 @@ std::string text_file(const std::string& name, const std::string& unit) {
     text += unit;
   }
   return file(name, text);
+}
+
+// What libtorch may do on GPUs after a training.
+json allowed_tf32(comm::World& world, const json& run) {
+  run_training(world, run);
+  return {at::globalContext().allowTF32CuBLAS(), at::globalContext().allowTF32CuDNN()};
 }
 
 // Why the training is refused, or "".
@@ -460,6 +467,7 @@ std::vector<KeyObserver> run_keys() {
       {"training", "", "steps", 2, 3, training},
       {"training", "", "seed", 1234, 7, training},
       {"training", "", "device", "cpu", "cuda:100", refusal},
+      {"training", "", "tf32", true, false, allowed_tf32},
       {"training", "", "eval_every", 0, 1, training, evaluated},
       {"training", "", "eval_batches", 0, 1, training, evaluated},
       {"training", "", "checkpoint_every", 0, 1, training},

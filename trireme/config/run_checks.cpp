@@ -100,6 +100,7 @@ ordered_json write_training(const TrainingConfig& training) {
   ordered_json out = {{"steps", training.steps},
                       {"seed", training.seed},
                       {"device", training.device},
+                      {"tf32", training.tf32},
                       {"eval_every", training.eval_every},
                       {"eval_batches", training.eval_batches},
                       {"checkpoint_every", training.checkpoint_every},

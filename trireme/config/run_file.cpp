@@ -112,6 +112,7 @@ TrainingConfig read_training(const Values& values) {
   out.steps = values.get("steps", out.steps);
   out.seed = values.get("seed", out.seed);
   out.device = values.get("device", out.device);
+  out.tf32 = values.get("tf32", out.tf32);
   out.eval_every = values.get("eval_every", out.eval_every);
   out.eval_batches = values.get("eval_batches", out.eval_batches);
   out.checkpoint_every = values.get("checkpoint_every", out.checkpoint_every);

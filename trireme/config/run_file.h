@@ -129,6 +129,8 @@ struct TrainingConfig {
   int64_t seed = 1234;
   /// "auto", "cpu", "cuda" or "cuda:K": see device/choose.h.
   std::string device = "auto";
+  /// On GPUs: products of fp32 may be computed in TF32 (precision/tf32.h).
+  bool tf32 = true;
   /// Steps between evaluations on the validation data; 0: only at the end.
   int64_t eval_every = 0;
   /// Micro-batches a rank reads in one evaluation; 0: all of the validation data.

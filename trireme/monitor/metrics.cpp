@@ -32,6 +32,7 @@ constexpr RealKey kRealKeys[] = {
     {"loss_scale", &StepMetrics::loss_scale},
     {"tokens_per_s", &StepMetrics::tokens_per_s},
     {"samples_per_s", &StepMetrics::samples_per_s},
+    {"mfu", &StepMetrics::mfu},
     {"step_ms", &StepMetrics::step_ms},
     {"comm_wait_ms", &StepMetrics::comm_wait_ms},
     {"wall_time", &StepMetrics::wall_time},

@@ -23,9 +23,10 @@ struct StepMetrics {
   std::optional<double> loss_scale;
   std::optional<double> tokens_per_s;  ///< of all ranks
   std::optional<double> samples_per_s; ///< of all ranks, if there are no tokens
-  std::optional<double> step_ms;
-  std::optional<double> comm_wait_ms;           ///< part of step_ms: waiting for communication that nothing overlaps
-  std::optional<double> wall_time;              ///< seconds since 1970; MetricsWriter fills it in
+  std::optional<double> mfu;           ///< 0..1, model FLOPs of a rank per second over its GPU's peak; if that is known
+  std::optional<double> step_ms;       ///< from the end of the step before, without evaluation and checkpoints
+  std::optional<double> comm_wait_ms;  ///< part of step_ms: waiting for communication that nothing overlaps
+  std::optional<double> wall_time;     ///< seconds since 1970; MetricsWriter fills it in
   std::optional<int64_t> peak_rss_bytes;        ///< of the largest rank so far
   std::optional<int64_t> device_peak_bytes;     ///< the same for GPU memory, if ranks train on GPUs
   std::optional<int64_t> activation_bytes;      ///< peak memory of the parts' activations in this step, on rank

@@ -172,6 +172,7 @@ void TensorBoardWriter::step(const StepMetrics& metrics) {
   add("loss_scale", metrics.loss_scale);
   add("speed/tokens_per_s", metrics.tokens_per_s);
   add("speed/samples_per_s", metrics.samples_per_s);
+  add("speed/mfu", metrics.mfu);
   add("speed/step_ms", metrics.step_ms);
   add("memory/peak_rss_bytes", metrics.peak_rss_bytes);
   add("memory/device_peak_bytes", metrics.device_peak_bytes);

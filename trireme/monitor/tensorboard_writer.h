@@ -31,7 +31,7 @@ class TensorBoardWriter {
   /// Adds a text (Markdown in TensorBoard), e.g. the configuration or a generated sample.
   void text(std::string_view tag, std::string_view markdown, int64_t step);
   /// Adds every value the step has: loss/train, loss/validation, accuracy/validation, lr, grad_norm, loss_scale,
-  /// speed/{tokens_per_s,samples_per_s,step_ms,host_syncs}, memory/{peak_rss_bytes,device_peak_bytes},
+  /// speed/{tokens_per_s,samples_per_s,mfu,step_ms,host_syncs}, memory/{peak_rss_bytes,device_peak_bytes},
   /// traffic/{comm_bytes,offload_read_bytes,offload_write_bytes}.
   void step(const StepMetrics& metrics);
 

@@ -10,6 +10,7 @@
 #include <trireme/train/run_writer.h>
 #include <trireme/train/sample.h>
 #include <trireme/train/server_roles.h>
+#include <trireme/train/step_speed.h>
 #include <trireme/train/traffic_meter.h>
 
 #include <trireme/base/env.h>
@@ -31,6 +32,7 @@
 #include <trireme/engine/same_options.h>
 #include <trireme/generate/export_model.h>
 #include <trireme/monitor/chrome_trace.h>
+#include <trireme/precision/tf32.h>
 #include <trireme/shards/zero/init.h>
 
 #include <torch/nn/module.h>
@@ -88,6 +90,7 @@ class TrainRun {
     others_are_done_ = is_done_by_others();
     if (is_first()) {
       writer_.begin(run_, task_, *engine_, datasets_, resumed_step_);
+      speed_.compare(run_, task_, *engine_, datasets_, ranks_of_run());
     }
   }
 
@@ -146,6 +149,7 @@ class TrainRun {
   std::optional<int64_t> resumed_step_;
   int64_t last_saved_ = -1;
   bool others_are_done_ = false; // the previous worker has reported and saved the last step, and left
+  StepSpeed speed_;
   TrafficMeter traffic_;
   int64_t peak_rss_ = 0;
   std::optional<int64_t> device_peak_;
@@ -158,6 +162,7 @@ at::Device TrainRun::choose_device() {
   engine::check_together(
       world_.group(), [&] { device = device::choose(run_.training.device, world_.local_rank(), world_.local_size()); });
   device::make_current(device); // zero::Init communicates before initialize()
+  precision::allow_tf32(run_.training.tf32);
   return device;
 }
 
@@ -289,6 +294,7 @@ void TrainRun::save() {
   }
   traffic_.skip_files(*engine_);
   writer_.status("");
+  speed_.begin();
 }
 
 void TrainRun::measure_memory() {
@@ -298,24 +304,18 @@ void TrainRun::measure_memory() {
   world_.group().all_reduce(peak, comm::ReduceOp::max, "peak memory").wait();
   peak_rss_ = peak[0].item<int64_t>();
   device_peak_ = peak[1].item<int64_t>() == kUnknown ? std::nullopt : std::optional(peak[1].item<int64_t>());
+  speed_.begin();
 }
 
 monitor::StepMetrics TrainRun::metrics() {
-  const double seconds = engine_->times().total;
-  const auto samples = static_cast<double>(engine_->train_batch_size());
   monitor::StepMetrics m;
   m.step = engine_->global_steps();
   m.loss = engine_->loss() / task_.loss_divisor;
   m.lr = engine_->get_lr();
   m.grad_norm = engine_->get_global_grad_norm();
   m.loss_scale = engine_->loss_scale();
-  m.step_ms = seconds * 1e3;
+  speed_.end(m, static_cast<double>(engine_->train_batch_size()), static_cast<double>(task_.tokens_per_sample));
   m.comm_wait_ms = engine_->times().exposed_communication * 1e3;
-  if (task_.tokens_per_sample > 0) {
-    m.tokens_per_s = samples * static_cast<double>(task_.tokens_per_sample) / seconds;
-  } else {
-    m.samples_per_s = samples / seconds;
-  }
   m.peak_rss_bytes = peak_rss_;
   m.device_peak_bytes = device_peak_;
   if (!engine_->device().is_cpu()) {
@@ -343,6 +343,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
   }
   traffic_.skip(*engine_);
   writer_.status("");
+  speed_.begin();
 }
 
 std::string TrainRun::write_sample() {
