@@ -25,6 +25,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <set>
 
 namespace trireme::data {
 namespace {
@@ -283,6 +284,29 @@ TEST_F(TokenCacheTest, AWaitThatIsAskedToEndSaysForWhom) {
   EXPECT_THAT(said, HasSubstr(concat("asked to end while waiting for process ", ::getpid(), " on ")));
   EXPECT_EQ(asked, 3);
   EXPECT_EQ(made_, 1);
+}
+
+// While it reads, counts bytes or tokenizes.
+TEST_F(TokenCacheTest, MakingThatIsAskedToEndLeavesNothing) {
+  const TextFiles texts{.train = {write("a.txt", words(3 << 20, 1))}, .validation_fraction = 0.5};
+  std::set<std::string> all;
+  for (const int most : {1, 8, 64}) {
+    int asked = 0;
+    const TokenCache cache(folder_ / "cache", TokenCache::kMostWait, [&] { return ++asked >= most; });
+    try {
+      find_or_make_text(cache, texts, tokenizer(texts), 2);
+      ADD_FAILURE() << "made, asked " << asked << " times";
+    } catch (const Error& error) {
+      all.insert(error.what());
+    }
+    EXPECT_EQ(asked, most);
+    EXPECT_TRUE(folders().empty());
+    EXPECT_TRUE(entry().empty());
+  }
+  EXPECT_THAT(all, testing::ElementsAre(HasSubstr("asked to end while counting the bytes of the text"),
+                                        HasSubstr("asked to end while reading the text"),
+                                        HasSubstr("asked to end while tokenizing")));
+  EXPECT_FALSE(get(texts).train.shards.empty()) << "no lock is left";
 }
 
 TEST_F(TokenCacheTest, ALinkIsNoLock) {

@@ -6,6 +6,10 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
 namespace trireme::tools {
 namespace {
 
@@ -49,6 +53,52 @@ TEST_F(TokenizeDataTest, ARunOnShardsIsTheRunOnARawFile) {
   const std::string raw = train_on("tokens.bin", "--set data.tokenizer=bytes");
   std::filesystem::remove_all(folder / "out");
   EXPECT_EQ(train_on("tokens", "") == raw, true);
+}
+
+// Conversations by a template that takes a while for each: some ten seconds together. Tokenizing ends soon after a
+// signal and leaves nothing.
+class EndedTokenizingTest : public TokenizeDataTest {
+ protected:
+  EndedTokenizingTest() {
+    const std::string content(260'000, 'a'); // a block of its own
+    std::string lines;
+    for (int i = 0; i < 80; ++i) {
+      lines += concat(R"({"messages": [{"role": "user", "content": ")", content, "\"}]}\n");
+    }
+    write_file_atomically(folder / "lines.jsonl", lines);
+    write_file_atomically(folder / "slow.jinja",
+                          "{% for i in range(1000) %}{% for j in range(700) %}{% endfor %}{% endfor %}"
+                          "{{ messages[0].content }}");
+  }
+  // Starts the command, sends the signal once the folder has files that match, and waits for the end: its status, and
+  // the seconds that took.
+  std::pair<int, double> end(const std::string& command, const std::string& files, const std::string& signal) const {
+    const Finished finished = sh(concat("cd ", folder.string(), "; ", command, " > log 2>&1 & p=$!; while ! ls ", files,
+                                        " > begun 2>&1; do sleep 0.05; done; sleep 0.3; a=$(date +%s.%N); kill -",
+                                        signal, " $p; wait $p; s=$?; echo = $a $(date +%s.%N) $s"),
+                                 60);
+    double begin = 0, end = 0;
+    int status = -1;
+    const size_t at = std::min(finished.output.rfind("= "), finished.output.size()); // the shell reports too
+    EXPECT_EQ(std::sscanf(finished.output.c_str() + at, "= %lf %lf %d", &begin, &end, &status), 3) << finished.output;
+    return {status, end - begin};
+  }
+  bool is_something_left() const {
+    return !sh(concat("cd ", folder.string(), "; find . -name \"tokens*\" -type d")).output.empty();
+  }
+  static constexpr double kSoon = test::kSanitized ? 20 : 8; // seconds; about 0.5 on a machine that is not busy
+};
+
+TEST_F(EndedTokenizingTest, TheCommandEndsByTheSignal) {
+  const std::string command = concat("exec ", kTrireme,
+                                     " data tokenize lines.jsonl --tokenizer bytes --chat-template slow.jinja "
+                                     "--loss-on all --threads 1 --out tokens");
+  for (const auto& [signal, expected] : {std::pair("TERM", 143), {"HUP", 129}}) {
+    const auto [status, seconds] = end(concat("(", command, ")"), "-d tokens.unfinished.*", signal);
+    EXPECT_EQ(status, expected) << read_file(folder / "log");
+    EXPECT_LT(seconds, kSoon);
+    EXPECT_FALSE(is_something_left());
+  }
 }
 
 TEST_F(TokenizeDataTest, JsonAndInspect) {

@@ -1,13 +1,17 @@
 #include "tokenize_data.h"
 
 #include <trireme/base/cores.h>
+#include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
+#include <trireme/data/tokenize/ending_signals.h>
 #include <trireme/data/tokenize/tokenize.h>
 #include <trireme/monitor/terminal.h>
 
 #include <nlohmann/json.hpp>
+
+#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
@@ -48,6 +52,20 @@ class TokenizeLine {
   Clock::time_point shown_ = start_;
   bool drawn_ = false;
 };
+
+// Calls f(stop). If a signal has ended it, so that nothing half is left, the process ends by that signal.
+template <class F>
+data::TokenizeResult end_by_signal(const F& f) {
+  try {
+    const data::EndingSignals signals({SIGINT, SIGTERM, SIGHUP});
+    return f([] { return data::EndingSignals::asked() != 0; });
+  } catch (const Error&) {
+    if (data::EndingSignals::asked() != 0) {
+      ::raise(data::EndingSignals::asked());
+    }
+    throw;
+  }
+}
 
 double megabytes_per_second(const data::TokenizeResult& result) {
   return static_cast<double>(result.index.text_bytes) / 1e6 / std::max(result.seconds, 1e-9);
@@ -119,13 +137,14 @@ int tokenize_data(const DataTokenizeCommand& command) {
     options.end_token = command.end_token;
   }
   options.force = command.force;
-  const data::TokenizeResult result = [&] {
+  const data::TokenizeResult result = end_by_signal([&](const data::Stop& stop) {
     TokenizeLine line;
+    options.stop = stop;
     if (monitor::stderr_terminal().live) {
       options.progress = [&](const data::TokenizeProgress& progress) { line.show(progress); };
     }
     return data::tokenize_files(options);
-  }();
+  });
   if (result.index.counted_tokens == 0) {
     log::warning(
         "none of the tokens counts in the loss, so a run on them is refused: only what the role \"assistant\" "

@@ -156,6 +156,7 @@ LabelledText::LabelledText(const Options& options, const Tokenizer& tokenizer)
   std::vector<Example> examples = read_examples(options.files);
   names_ = number_labels(examples, options);
   for (const Example& example : examples) {
+    check_stop(options.stop, "tokenizing");
     const std::vector<int32_t> ids = cut_to(tokenizer, example.text, sequence_length_);
     if (ids.empty()) {
       refuse(example.where, "its text has no tokens");

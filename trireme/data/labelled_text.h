@@ -2,6 +2,7 @@
 
 #include <trireme/data/dataset.h>
 #include <trireme/data/token_cache/labelled_cache.h>
+#include <trireme/data/tokenize/stop.h>
 #include <trireme/data/tokenizer.h>
 
 #include <cstdint>
@@ -29,6 +30,8 @@ class LabelledText : public Dataset {
     /// Names of the classes, or none if labels are numbers; absent: as the files have them, names in the order of their
     /// bytes.
     std::optional<std::vector<std::string>> names = std::nullopt;
+    /// Asked for each text; the constructor throws Error once it returns true.
+    Stop stop = nullptr;
   };
   LabelledText(const Options& options, const Tokenizer& tokenizer);
   /// Texts that were tokenized before, with the names of their labels.

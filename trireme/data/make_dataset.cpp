@@ -325,11 +325,16 @@ LabelledText::Options texts_with_labels(const DataOptions& options, Split split,
           std::move(names)};
 }
 
-LabelledSplits encode_labelled(const DataOptions& options, const Tokenizer& tokenizer) {
-  const LabelledText train(texts_with_labels(options, Split::train), tokenizer);
+LabelledSplits encode_labelled(const DataOptions& options, const Tokenizer& tokenizer, const Stop& stop = nullptr) {
+  const auto with_stop = [&](LabelledText::Options texts) {
+    texts.stop = stop;
+    return texts;
+  };
+  const LabelledText train(with_stop(texts_with_labels(options, Split::train)), tokenizer);
   LabelledSplits out{train.texts(), std::nullopt, train.names()};
   if (!options.validation.empty()) {
-    out.validation = LabelledText(texts_with_labels(options, Split::validation, train.names()), tokenizer).texts();
+    out.validation =
+        LabelledText(with_stop(texts_with_labels(options, Split::validation, train.names())), tokenizer).texts();
   }
   return out;
 }
@@ -416,7 +421,7 @@ void prepare_tokens(const DataOptions& options, const fs::path& token_cache, con
     if (options.kind == Kind::labelled_text) {
       const auto opened = tokenizer();
       find_or_make_labelled(cache, labelled_files_of(options), opened->vocab_size(),
-                            [&] { return encode_labelled(options, *opened); });
+                            [&] { return encode_labelled(options, *opened, stop); });
     } else if (options.kind == Kind::json_lines) {
       make_lines(options, cache, tokenizer);
     } else {

@@ -44,9 +44,9 @@ bool has_texts(const DataOptions& options);
 /// Tokenizes the texts of the options into the folder `token_cache` (token_cache/token_cache.h), unless their tokens
 /// are there: what one rank of each host does before make_datasets(). Where that is impossible, as in a folder that
 /// cannot be written, make_datasets() tokenizes in memory, and this logs a warning unless that will throw. JSON lines
-/// are then tokenized in the folder of temporary files. `stop`: asked while another process makes the same tokens; ends
-/// the wait if it returns true. Errors: InputError for JSON lines that cannot be read, and for any file that changes
-/// while it is read; Error if `stop` ended the wait.
+/// are then tokenized in the folder of temporary files. `stop`: asked while it tokenizes, and while another process
+/// makes the same tokens; ends both if it returns true, and nothing is left in the folder. Errors: InputError for JSON
+/// lines that cannot be read, and for any file that changes while it is read; Error if `stop` ended it.
 void prepare_tokens(const DataOptions& options, const std::filesystem::path& token_cache,
                     const std::function<bool()>& stop = nullptr);
 

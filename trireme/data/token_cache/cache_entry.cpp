@@ -186,7 +186,7 @@ CacheEntry::Source stamp_of(const fs::path& file) {
           .changed_ns = ns(status.st_ctim)};
 }
 
-uint64_t hash_of(const fs::path& file) {
+uint64_t hash_of(const fs::path& file, const Stop& stop) {
   constexpr size_t kBytes = size_t{1} << 20;
   struct Free {
     void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
@@ -199,6 +199,7 @@ uint64_t hash_of(const fs::path& file) {
   for (;;) {
     const ssize_t count = ::read(opened.get(), buffer.data(), buffer.size());
     if (count > 0) {
+      check_stop(stop, "reading the text");
       XXH3_64bits_update(state.get(), buffer.data(), static_cast<size_t>(count));
     } else if (count == 0) {
       return XXH3_64bits_digest(state.get());

@@ -2,6 +2,7 @@
 
 #include <trireme/data/text_bytes.h>
 #include <trireme/data/token_files/shard_index.h>
+#include <trireme/data/tokenize/stop.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -47,7 +48,7 @@ struct CacheEntry {
 
 /// The size and times of a file, without its hash. Errors: InputError for one that cannot be read.
 CacheEntry::Source stamp_of(const std::filesystem::path& file);
-/// XXH3-64 of a file's content. Cost: one read. Errors: InputError.
-uint64_t hash_of(const std::filesystem::path& file);
+/// XXH3-64 of a file's content. Cost: one read. Errors: InputError; Error if `stop` ended it.
+uint64_t hash_of(const std::filesystem::path& file, const Stop& stop = nullptr);
 
 } // namespace trireme::data

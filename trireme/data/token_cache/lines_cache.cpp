@@ -52,12 +52,14 @@ TokenCache::Key key_of(const LineFiles& lines) {
 }
 
 CacheEntry::Split write_split(const LineFiles& lines, const std::vector<fs::path>& inputs,
-                              const tokenizer::Tokenizer& tokenizer, int threads, const fs::path& folder) {
+                              const tokenizer::Tokenizer& tokenizer, int threads, const Stop& stop,
+                              const fs::path& folder) {
   const TokenizeOptions options{
       .inputs = inputs,
       .tokenizer = lines.tokenizer,
       .threads = threads,
-      .lines = {.loss_on = lines.loss_on, .chat_template = lines.chat_template, .place = lines.place}};
+      .lines = {.loss_on = lines.loss_on, .chat_template = lines.chat_template, .place = lines.place},
+      .stop = stop};
   const auto make_folder = [&] {
     make_cache_folder(folder);
     return folder;
@@ -76,10 +78,11 @@ CachedText find_or_make_lines(const TokenCache& cache, const LineFiles& lines, c
                               int threads) {
   return CachedText::of(cache.find_or_make(key_of(lines), [&](const fs::path& folder, CacheEntry& entry) {
     const auto opened = tokenizer();
-    entry.splits[CachedText::kTrain] = write_split(lines, lines.train, *opened, threads, folder / CachedText::kTrain);
+    entry.splits[CachedText::kTrain] =
+        write_split(lines, lines.train, *opened, threads, cache.stop(), folder / CachedText::kTrain);
     if (!lines.validation.empty()) {
       entry.splits[CachedText::kValidation] =
-          write_split(lines, lines.validation, *opened, threads, folder / CachedText::kValidation);
+          write_split(lines, lines.validation, *opened, threads, cache.stop(), folder / CachedText::kValidation);
     }
   }));
 }

@@ -15,10 +15,11 @@ namespace fs = std::filesystem;
 // Another tokenization of the same files by a later version of this program must not be taken for this one.
 constexpr const char* kTextRules = "texts 1";
 
-uint64_t bytes_of(const std::vector<fs::path>& files) {
+uint64_t bytes_of(const std::vector<fs::path>& files, const Stop& stop) {
   TextStream stream(files);
   uint64_t bytes = 0;
   for (std::string piece; stream.next(TextStream::kToTheEnd, piece);) {
+    check_stop(stop, "counting the bytes of the text");
     bytes += piece.size();
   }
   return bytes;
@@ -38,11 +39,12 @@ class SplitWriter {
   }
 
   /// The text up to byte `end` of the stream; nullopt if there is none.
-  std::optional<CacheEntry::Split> write(TextStream& text, uint64_t end, int threads) {
+  std::optional<CacheEntry::Split> write(TextStream& text, uint64_t end, int threads, const Stop& stop) {
     CacheEntry::Split split;
     bool begins = true;
     split.bytes = encode_text([&](std::string& piece) { return text.next(end, piece); }, tokenizer_, threads,
                               [&](std::span<const int32_t> ids) {
+                                check_stop(stop, "tokenizing");
                                 writer_.append(ids, {}, begins && !ids.empty());
                                 begins = begins && ids.empty();
                               });
@@ -71,25 +73,25 @@ TokenCache::Key key_of(const TextFiles& texts) {
 }
 
 void write_texts(const TextFiles& texts, const tokenizer::Tokenizer& tokenizer, uint64_t tokenizer_hash, int threads,
-                 const fs::path& folder, CacheEntry& entry) {
+                 const Stop& stop, const fs::path& folder, CacheEntry& entry) {
   const double fraction = texts.validation_fraction;
   if (!(fraction >= 0 && fraction < 1)) {
     throw InputError("data", concat("validation_fraction must be at least 0 and below 1, got ", fraction));
   }
   uint64_t end = TextStream::kToTheEnd;
   if (texts.validation.empty() && fraction > 0) {
-    const uint64_t bytes = bytes_of(texts.train);
+    const uint64_t bytes = bytes_of(texts.train, stop);
     end = bytes - static_cast<uint64_t>(static_cast<double>(bytes) * fraction);
   }
   TextStream train(texts.train);
-  auto written = SplitWriter(folder / CachedText::kTrain, tokenizer, tokenizer_hash).write(train, end, threads);
+  auto written = SplitWriter(folder / CachedText::kTrain, tokenizer, tokenizer_hash).write(train, end, threads, stop);
   if (!written) {
     throw InputError("data", "there is no text");
   }
   entry.splits[CachedText::kTrain] = *std::move(written);
   TextStream separate(texts.validation);
   written = SplitWriter(folder / CachedText::kValidation, tokenizer, tokenizer_hash)
-                .write(texts.validation.empty() ? train : separate, TextStream::kToTheEnd, threads);
+                .write(texts.validation.empty() ? train : separate, TextStream::kToTheEnd, threads, stop);
   if (written) {
     entry.splits[CachedText::kValidation] = *std::move(written);
   }
@@ -118,7 +120,7 @@ CachedText find_or_make_text(const TokenCache& cache, const TextFiles& texts, co
                              int threads) {
   const TokenCache::Key key = key_of(texts);
   return CachedText::of(cache.find_or_make(key, [&](const fs::path& folder, CacheEntry& entry) {
-    write_texts(texts, *tokenizer(), key.tokenizer_hash, threads, folder, entry);
+    write_texts(texts, *tokenizer(), key.tokenizer_hash, threads, cache.stop(), folder, entry);
   }));
 }
 

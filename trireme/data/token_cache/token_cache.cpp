@@ -43,10 +43,10 @@ bool is_settled(const CacheEntry::Source& source) {
          kNanoseconds;
 }
 
-CacheEntry::Source read_source(const fs::path& file) {
+CacheEntry::Source read_source(const fs::path& file, const Stop& stop = nullptr) {
   CacheEntry::Source source = stamp_of(file);
   source.inode = is_settled(source) ? source.inode : -1;
-  source.hash = hash_of(file);
+  source.hash = hash_of(file, stop);
   return source;
 }
 
@@ -214,7 +214,9 @@ CacheEntry TokenCache::make(const Key& key, const Write& write) const {
     }
     ::flock(writes.get(), LOCK_EX | LOCK_NB);
     const std::vector<InputStamp> stamps(key.files.begin(), key.files.end());
-    std::ranges::transform(key.files, std::back_inserter(entry.sources), read_source);
+    for (const fs::path& file : key.files) {
+      entry.sources.push_back(read_source(file, stop_));
+    }
     write(folder, entry);
     std::ranges::for_each(stamps, &InputStamp::check);
     for (const auto& [name, split] : entry.splits) {

@@ -2,6 +2,7 @@
 
 #include <trireme/base/descriptor.h>
 #include <trireme/data/token_cache/cache_entry.h>
+#include <trireme/data/tokenize/stop.h>
 
 #include <chrono>
 #include <cstdint>
@@ -50,10 +51,12 @@ class TokenCache {
   };
 
   /// `most_wait`: for another process that makes the same entry, before this one makes its own. `stop`: asked every
-  /// 50 ms while waiting; find_or_make() throws Error once it returns true.
-  explicit TokenCache(std::filesystem::path folder, std::chrono::seconds most_wait = kMostWait,
-                      std::function<bool()> stop = nullptr)
+  /// 50 ms while waiting, and by who makes an entry; find_or_make() throws Error once it returns true, and what was
+  /// written is removed.
+  explicit TokenCache(std::filesystem::path folder, std::chrono::seconds most_wait = kMostWait, Stop stop = nullptr)
       : folder_(std::move(folder)), most_wait_(most_wait), stop_(std::move(stop)) {}
+
+  const Stop& stop() const { return stop_; }
 
   /// The entry, if it is there and of these files. Cost: the headers of shards, and files that have another inode or
   /// time are read.
@@ -76,7 +79,7 @@ class TokenCache {
 
   std::filesystem::path folder_;
   std::chrono::seconds most_wait_;
-  std::function<bool()> stop_;
+  Stop stop_;
 };
 
 /// mkdir -p for this user alone. Errors: Error with the system's reason.

@@ -2,6 +2,7 @@
 
 #include <trireme/data/token_files/shard_index.h>
 #include <trireme/data/tokenize/line_encoder.h>
+#include <trireme/data/tokenize/stop.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -37,6 +38,8 @@ struct TokenizeOptions {
   bool force = false;
   /// Called by the calling thread now and then.
   std::function<void(const TokenizeProgress&)> progress{};
+  /// Asked as often; tokenize_files() throws Error once it returns true.
+  Stop stop{};
 };
 
 struct TokenizeResult {
@@ -59,7 +62,8 @@ struct TokenizeResult {
 /// token of a shard in which not all count. Cost: one pass; reading and unpacking is one thread's.
 ///
 /// Errors: InputError naming the file (and line) for input that cannot be read, files without any token, an output
-/// folder that has other content or an input in it; Error for a full disk.
+/// folder that has other content or an input in it; Error for a full disk, and if `stop` ended the work, a block (some
+/// 256 KiB, or a longer JSON line) after it was asked.
 TokenizeResult tokenize_files(const TokenizeOptions& options);
 
 } // namespace trireme::data

@@ -178,6 +178,7 @@ void encode_all(const TokenizeOptions& options, const std::vector<InputStamp>& s
       options.threads, [&](const GiveBlock& give) { Producer(options, stamps, give).run(); },
       [&](Block& block) { encode_block(block, tokenizer, lines, options.inputs[block.input].string()); },
       [&](Block block) {
+        check_stop(options.stop, "tokenizing");
         progress.bytes_read = block.bytes_read;
         consumer.take(std::move(block));
         progress.documents = index.documents;
