@@ -39,7 +39,7 @@ at::Tensor mean_square(const at::Tensor& y, const at::Tensor& target) {
   return at::mse_loss(y, target);
 }
 
-constexpr int64_t kSteps = 3;
+constexpr int64_t kGatheredSteps = 3;
 
 data::Batch rows(int64_t number) {
   const at::Tensor x = torch::sin(torch::arange(12).reshape({3, 4}) * (1.0 + static_cast<double>(number)));
@@ -48,7 +48,7 @@ data::Batch rows(int64_t number) {
 
 std::shared_ptr<Engine> train(comm::World& world, InitializeOptions options) {
   const auto engine = initialize(world, options).engine;
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kGatheredSteps; ++step) {
     engine->train_batch([&] { return rows(step); });
   }
   return engine;
@@ -59,7 +59,7 @@ nn::Sequential trained_in_torch() {
   nn::Sequential net = net_of(1);
   torch::optim::AdamW optimizer(net->parameters(),
                                 torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kGatheredSteps; ++step) {
     const data::Batch batch = rows(step);
     optimizer.zero_grad();
     mean_square(net->forward(batch.input()), batch.target()).backward();

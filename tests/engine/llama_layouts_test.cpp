@@ -20,8 +20,6 @@ using testing::IsEmpty;
 using Kind = pipeline::ScheduleKind;
 using Layout = SplitLayout;
 
-constexpr context::Kind kUlysses = context::Kind::ulysses;
-
 /// Four layers whose sizes no number of ranks divides where none needs to.
 LlamaOptions split_llama() {
   LlamaOptions options;

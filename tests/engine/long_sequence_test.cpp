@@ -20,7 +20,7 @@ using mesh::Axis;
 using test::on_ranks;
 using test::run_ranks;
 
-constexpr int64_t kLength = 4096;
+constexpr int64_t kLongLength = 4096;
 constexpr int64_t kWarmUp = 64;
 constexpr int64_t kRoom = 36'000'000; // bytes; a rank alone needs 52 million: activations of 2 layers
 
@@ -29,7 +29,7 @@ class Growing : public data::Dataset {
  public:
   int64_t size() const override { return 4; }
   data::Batch get(std::span<const int64_t> indices) const override {
-    const int64_t length = indices[0] == 0 ? kWarmUp : kLength;
+    const int64_t length = indices[0] == 0 ? kWarmUp : kLongLength;
     const at::Tensor tokens = torch::arange(length + 1).mul(indices[0] + 3).remainder(70).unsqueeze(0);
     return {{tokens.slice(1, 0, length)}, {tokens.slice(1, 1)}, 1};
   }
@@ -54,7 +54,7 @@ std::vector<double> train(comm::World& world, context::Kind kind, int64_t room) 
   shape.layers = 2;
   shape.hidden = 64;
   shape.heads = 4;
-  shape.sequence_length = kLength;
+  shape.sequence_length = kLongLength;
   shape.vocab_size = 77;
   InitializeOptions options;
   options.mesh = mesh::training_mesh(world.group(), {.context = world.size()});

@@ -23,7 +23,6 @@ using Kind = pipeline::ScheduleKind;
 using testing::IsEmpty;
 
 constexpr int64_t kLength = 12;
-constexpr int kSteps = 20;
 
 BertOptions small_bert() {
   BertOptions options;
@@ -41,7 +40,7 @@ Curve of_one_process() {
   const auto loss = [&](const data::Batch& batch) {
     return models::masked_lm_loss(model.forward(batch.inputs), batch.targets);
   };
-  return plain_curve(model, loss, test::Gaps(kLength), kSplitBatch, kSteps, /*clipping=*/1.0,
+  return plain_curve(model, loss, test::Gaps(kLength), kSplitBatch, kSplitSteps, /*clipping=*/1.0,
                      torch::optim::AdamWOptions(0.01));
 }
 
@@ -132,7 +131,7 @@ void write_for_python(const fs::path& folder) {
   checkpoint::write_safetensors(folder / "model.safetensors", weights);
   const test::Gaps gaps(kLength);
   std::vector<at::Tensor> tokens, masks, targets;
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kSplitSteps; ++step) {
     const data::Batch batch = test::batch_of_step(gaps, step, kSplitBatch);
     tokens.push_back(batch.inputs.at(0));
     masks.push_back(batch.inputs.at(1));
@@ -159,7 +158,7 @@ TEST(SplitBertTest, EqualsPythonPytorchForTwentySteps) {
     python.losses.push_back(loss);
     python.norms.push_back(norm);
   }
-  ASSERT_EQ(python.losses.size(), kSteps) << output;
+  ASSERT_EQ(python.losses.size(), kSplitSteps) << output;
   for (const SplitLayout& layout : {SplitLayout{.tensor = 4, .sequence_parallel = true},
                                     SplitLayout{.pipe = 2, .context = 2, .tensor = 2, .accumulation = 2},
                                     SplitLayout{.pipe = 2,

@@ -27,12 +27,12 @@ using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kSteps = 6;
+constexpr int kExpertSteps = 6;
 constexpr int kRows = 3; // of a replica
 constexpr int64_t kExperts = 2;
 constexpr int64_t kWidth = 4;
-constexpr int64_t kHidden = 5;     // not even for two ranks
-constexpr double kClipping = 0.05; // below every norm
+constexpr int64_t kExpertHidden = 5; // not even for two ranks
+constexpr double kClipping = 0.05;   // below every norm
 
 at::Tensor first_values(std::vector<int64_t> shape, double scale) {
   return torch::cos(torch::arange(c10::multiply_integers(shape)).to(torch::kFloat32) * scale).reshape(shape).div_(2);
@@ -41,18 +41,20 @@ at::Tensor first_values(std::vector<int64_t> shape, double scale) {
 /// Experts [begin, end), their hidden features split among tensor ranks; `scale` is whole on each of them.
 struct MlpImpl : torch::nn::Module, tensor::SplitModule {
   MlpImpl(int64_t begin, int64_t end, tensor::Ranks ranks)
-      : ranks(std::move(ranks)), part(tensor::part_of(kHidden, this->ranks)) {
-    up = register_parameter(
-        "up",
-        first_values({kExperts, kWidth, kHidden}, 1.1).slice(0, begin, end).slice(2, part.begin, part.end).clone());
-    down = register_parameter(
-        "down",
-        first_values({kExperts, kHidden, kWidth}, 0.7).slice(0, begin, end).slice(1, part.begin, part.end).clone());
+      : ranks(std::move(ranks)), part(tensor::part_of(kExpertHidden, this->ranks)) {
+    up = register_parameter("up", first_values({kExperts, kWidth, kExpertHidden}, 1.1)
+                                      .slice(0, begin, end)
+                                      .slice(2, part.begin, part.end)
+                                      .clone());
+    down = register_parameter("down", first_values({kExperts, kExpertHidden, kWidth}, 0.7)
+                                          .slice(0, begin, end)
+                                          .slice(1, part.begin, part.end)
+                                          .clone());
     scale = register_parameter("scale", first_values({kExperts, kWidth}, 0.3).slice(0, begin, end).clone());
   }
   std::map<std::string, bucket::Placement> placements() const override {
-    return {{"up", {.global_shape = {1, kWidth, kHidden}, .box_offset = {0, 0, part.begin}}},
-            {"down", {.global_shape = {1, kHidden, kWidth}, .box_offset = {0, part.begin, 0}}}};
+    return {{"up", {.global_shape = {1, kWidth, kExpertHidden}, .box_offset = {0, 0, part.begin}}},
+            {"down", {.global_shape = {1, kExpertHidden, kWidth}, .box_offset = {0, part.begin, 0}}}};
   }
   at::Tensor forward(const at::Tensor& x, int64_t i) {
     const at::Tensor hidden = torch::tanh(torch::matmul(tensor::enter(x, ranks), up[i]));
@@ -175,13 +177,13 @@ TEST(SplitExpertsTest, TrainAsInOneProcess) {
       if (replicas == 4 && stage % 2 == 0) {
         continue; // many processes
       }
-      const Curve expected = with_torch(replicas, kSteps);
+      const Curve expected = with_torch(replicas, kExpertSteps);
       EXPECT_THAT(run_ranks(replicas * tensor,
                             [&, tensor = tensor](comm::World& world) {
                               ExpertRun run(world, tensor, stage);
                               EXPECT_EQ(run.made.engine->num_parameters(),
-                                        kWidth * kWidth + kWidth + kExperts * (2 * kWidth * kHidden + kWidth));
-                              run.expect_curve(expected, 0, kSteps);
+                                        kWidth * kWidth + kWidth + kExperts * (2 * kWidth * kExpertHidden + kWidth));
+                              run.expect_curve(expected, 0, kExpertSteps);
                             }),
                   IsEmpty())
           << replicas << " replicas of " << tensor << " tensor ranks, ZeRO stage " << stage;
@@ -191,7 +193,7 @@ TEST(SplitExpertsTest, TrainAsInOneProcess) {
 
 TEST(SplitExpertsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_experts_", ::getpid());
-  const Curve expected = with_torch(2, kSteps);
+  const Curve expected = with_torch(2, kExpertSteps);
   for (const int tensor : {1, 2}) {
     on_ranks(2 * tensor, [&](comm::World& world) {
       ExpertRun run(world, tensor, 1);
@@ -201,14 +203,15 @@ TEST(SplitExpertsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
   }
   for (const int saved : {1, 2}) {
     const auto checkpoint = checkpoint::Checkpoint::open(folder / std::to_string(saved));
-    EXPECT_EQ(checkpoint.entry("expert.up").shape, (std::vector<int64_t>{kExperts, kWidth, kHidden}));
-    EXPECT_EQ(checkpoint.entry("momentum_buffer/expert.down").shape, (std::vector<int64_t>{kExperts, kHidden, kWidth}));
+    EXPECT_EQ(checkpoint.entry("expert.up").shape, (std::vector<int64_t>{kExperts, kWidth, kExpertHidden}));
+    EXPECT_EQ(checkpoint.entry("momentum_buffer/expert.down").shape,
+              (std::vector<int64_t>{kExperts, kExpertHidden, kWidth}));
     for (const int tensor : {1, 2}) {
       EXPECT_THAT(run_ranks(2 * tensor,
                             [&](comm::World& world) {
                               ExpertRun run(world, tensor, 0);
                               ASSERT_TRUE(run.made.engine->load_checkpoint(folder / std::to_string(saved)));
-                              run.expect_curve(expected, 3, kSteps);
+                              run.expect_curve(expected, 3, kExpertSteps);
                             }),
                   IsEmpty())
           << "saved with " << saved << " tensor ranks, loaded with " << tensor;

@@ -55,8 +55,6 @@ TEST(SplitLayoutsTest, WithPipelines) {
   expect_losses_of_one_process({.pipe = 2, .tensor = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
 }
 
-constexpr context::Kind kUlysses = context::Kind::ulysses;
-
 TEST(SplitLayoutsTest, TokensOfEachSample) {
   for (const int ranks : {2, 4}) {
     expect_losses_of_one_process({.context = ranks});

@@ -21,7 +21,6 @@ using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kSteps = 20;
 constexpr int64_t kVocabulary = 31;
 constexpr int64_t kHidden = 16;
 
@@ -107,14 +106,14 @@ SplitBuild own_build(int64_t kv_heads, const std::function<void(config::EngineCo
 
 Curve alone(OwnModel model) {
   return plain_curve(
-      *model, [&](const data::Batch& batch) { return model->loss(batch); }, Counting(), kSplitBatch, kSteps);
+      *model, [&](const data::Batch& batch) { return model->loss(batch); }, Counting(), kSplitBatch, kSplitSteps);
 }
 
 std::vector<double> losses_alone(int64_t kv_heads) {
   return alone(own_model(kv_heads, tensor::Ranks())).losses;
 }
 
-void expect_trained_as_alone(const SplitLayout& layout, int64_t kv_heads = 2) {
+void expect_own_model_trained_as_alone(const SplitLayout& layout, int64_t kv_heads = 2) {
   EXPECT_THAT(run_ranks(layout.ranks(),
                         [&](comm::World& world) {
                           at::set_num_threads(1);
@@ -135,20 +134,21 @@ void expect_trained_as_alone(const SplitLayout& layout, int64_t kv_heads = 2) {
 
 TEST(SplitLlamaTest, TensorRanksAlone) {
   for (const bool sequence_parallel : {false, true}) {
-    expect_trained_as_alone({.tensor = 2, .sequence_parallel = sequence_parallel});
-    expect_trained_as_alone({.tensor = 4, .sequence_parallel = sequence_parallel}, 1);
+    expect_own_model_trained_as_alone({.tensor = 2, .sequence_parallel = sequence_parallel});
+    expect_own_model_trained_as_alone({.tensor = 4, .sequence_parallel = sequence_parallel}, 1);
   }
 }
 
 TEST(SplitLlamaTest, WithReplicasAndZero) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const bool sequence_parallel : {false, true}) {
-      expect_trained_as_alone({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage},
-                              stage % 3 == 0 ? 1 : 2);
+      expect_own_model_trained_as_alone(
+          {.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage},
+          stage % 3 == 0 ? 1 : 2);
     }
   }
-  expect_trained_as_alone({.data = 2, .tensor = 2, .zero_stage = 0});
-  expect_trained_as_alone({.data = 2, .tensor = 2, .zero_stage = 3});
+  expect_own_model_trained_as_alone({.data = 2, .tensor = 2, .zero_stage = 0});
+  expect_own_model_trained_as_alone({.data = 2, .tensor = 2, .zero_stage = 3});
 }
 
 TEST(SplitLlamaTest, ACheckpointOfAnyLayoutContinuesInAnyOther) {
@@ -181,7 +181,7 @@ TEST(SplitLlamaTest, ACheckpointOfAnyLayoutContinuesInAnyOther) {
                             const std::vector<double> losses = losses_alone(change.kv_heads);
                             SplitRun run(world, change.after, own_build(change.kv_heads));
                             ASSERT_TRUE(run.engine().load_checkpoint(folder));
-                            for (int step = 4; step < kSteps; ++step) {
+                            for (int step = 4; step < kSplitSteps; ++step) {
                               EXPECT_NEAR(run.step(), losses[step], 1e-5 * losses[step]) << "step " << step;
                             }
                           }),

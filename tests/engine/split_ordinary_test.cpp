@@ -17,8 +17,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::ThrowsMessage;
 
-constexpr int kSteps = 20;
-
 test::TiedModel ordinary_model() {
   at::manual_seed(5);
   return test::TiedModel(31, 16, 4, 0);
@@ -48,7 +46,7 @@ void expect_trained_alone(const SplitLayout& layout) {
   const auto body = [&](comm::World& world) {
     at::set_num_threads(1);
     test::TiedModel whole = ordinary_model();
-    const Curve expected = plain_curve(*whole, ordinary_loss(whole), Counting(), kSplitBatch, kSteps);
+    const Curve expected = plain_curve(*whole, ordinary_loss(whole), Counting(), kSplitBatch, kSplitSteps);
     SplitRun run(world, layout, ordinary_build);
     expect_curve(run, expected, /*norm_tolerance=*/1e-4);
   };

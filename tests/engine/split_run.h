@@ -14,6 +14,8 @@
 namespace trireme::engine {
 
 inline constexpr int64_t kSplitBatch = 8;
+inline constexpr int kSplitSteps = 20;
+inline constexpr context::Kind kUlysses = context::Kind::ulysses;
 
 /// How many ranks a test has along each axis, and what they do.
 struct SplitLayout {

@@ -17,8 +17,6 @@ using test::run_ranks;
 using testing::IsEmpty;
 using Kind = pipeline::ScheduleKind;
 
-constexpr context::Kind kAllToAll = context::Kind::ulysses;
-
 // The last norm of a Gpt in one piece belongs to no unit.
 void expect_that_shards_stay(SplitRun& run) {
   for (const auto& item : run.module().named_parameters()) {
@@ -50,7 +48,7 @@ TEST(SplitZeroTest, StageThreeInPipelinesWithTensorRanks) {
 
 TEST(SplitZeroTest, StageThreeInPipelinesWithContextRanks) {
   at_stage_three({.pipe = 2, .context = 2, .accumulation = 4}); // shared by the context ranks alone
-  at_stage_three({.pipe = 2, .data = 2, .context = 2, .accumulation = 4, .context_kind = kAllToAll});
+  at_stage_three({.pipe = 2, .data = 2, .context = 2, .accumulation = 4, .context_kind = kUlysses});
   at_stage_three({.pipe = 2, .data = 2, .context = 2, .accumulation = 2, .schedule = Kind::interleaved, .chunks = 2});
   at_stage_three({.pipe = 2, .data = 2, .context = 2, .accumulation = 4, .schedule = Kind::zero_bubble});
   at_stage_three({.pipe = 2,
@@ -59,7 +57,7 @@ TEST(SplitZeroTest, StageThreeInPipelinesWithContextRanks) {
                   .sequence_parallel = true,
                   .accumulation = 4,
                   .schedule = Kind::zero_bubble,
-                  .context_kind = kAllToAll});
+                  .context_kind = kUlysses});
   at_stage_three({.pipe = 2, .context = 2, .tensor = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
 }
 
