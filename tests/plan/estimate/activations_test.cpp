@@ -59,7 +59,7 @@ void expect_near(int64_t estimated, int64_t measured, double tolerance, const st
       << what;
 }
 
-struct Case {
+struct ActivationCase {
   models::GptOptions options;
   Type type;
   double kept_tolerance;
@@ -79,12 +79,12 @@ models::GptOptions options(int64_t layers, int64_t hidden, int64_t length, int64
 }
 
 TEST(ActivationsTest, OfGpt) {
-  const Case cases[] = {
+  const ActivationCase cases[] = {
       {options(3, 128, 64, 300, true), Type::fp32, 0.01},      {options(3, 128, 64, 300, false), Type::fp32, 0.01},
       {options(2, 64, 256, 2000, true), Type::fp32, 0.01},     {options(3, 128, 64, 300, true), Type::bf16, 0.01},
       {options(3, 128, 64, 300, true, 0.1), Type::fp32, 0.03}, {options(2, 64, 256, 300, true, 0.1), Type::fp32, 0.03},
   };
-  for (const Case& c : cases) {
+  for (const ActivationCase& c : cases) {
     const std::string what =
         concat(c.options.layers, " layers, hidden ", c.options.hidden, ", length ", c.options.sequence_length,
                ", dropout ", c.options.dropout, ", ", type_name(c.type));
@@ -129,13 +129,13 @@ TEST(ActivationsTest, OfCnn) {
 
 // The last stage of a zero-bubble pipeline between the two halves of a backward: two blocks, norm, head and loss.
 TEST(ActivationsTest, BetweenTheHalvesOfABackward) {
-  const Case cases[] = {
+  const ActivationCase cases[] = {
       {options(2, 128, 64, 300, false), Type::fp32, 0.02},
       {options(2, 64, 256, 2000, false), Type::fp32, 0.02},
       {options(2, 128, 64, 300, false), Type::bf16, 0.02},
       {options(2, 128, 64, 300, false, 0.1), Type::fp32, 0.05},
   };
-  for (const Case& c : cases) {
+  for (const ActivationCase& c : cases) {
     const std::string what = concat("hidden ", c.options.hidden, ", length ", c.options.sequence_length, ", dropout ",
                                     c.options.dropout, ", ", type_name(c.type));
     constexpr int64_t kSamples = 4;

@@ -19,7 +19,7 @@
 namespace trireme::estimate {
 namespace {
 
-struct Case {
+struct AxesCase {
   int tensor = 1, context = 1;
   bool sequence_parallel = false;
   context::Kind kind = context::Kind::ring;
@@ -33,7 +33,7 @@ struct Case {
 
 constexpr int64_t kSamples = 4;
 
-models::GptOptions shape(const Case& c) {
+models::GptOptions shape(const AxesCase& c) {
   models::GptOptions options;
   options.layers = 3;
   options.hidden = 128;
@@ -45,7 +45,7 @@ models::GptOptions shape(const Case& c) {
   return options;
 }
 
-Run run_of(const Case& c) {
+Run run_of(const AxesCase& c) {
   Conditions conditions;
   conditions.samples = kSamples;
   conditions.tensor_ranks = c.tensor;
@@ -56,7 +56,7 @@ Run run_of(const Case& c) {
 }
 
 // Over gloo all memory of messages comes from libtorch's allocator.
-void expect_near_the_estimate(const Case& c) {
+void expect_near_the_estimate(const AxesCase& c) {
   EXPECT_THAT(test::run_ranks(c.tensor * c.context,
                               [&](comm::World& world) {
                                 const mesh::Mesh mesh =

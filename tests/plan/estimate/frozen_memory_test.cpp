@@ -48,7 +48,7 @@ config::RunConfig run_config(int zero_stage, bool layer_list) {
   return config::read_run(JsonNode::parse(text, "run.json"), "/");
 }
 
-engine::Initialized start(comm::World& world, const config::RunConfig& run) {
+engine::Initialized start_frozen(comm::World& world, const config::RunConfig& run) {
   engine::InitializeOptions options;
   options.config = run.engine;
   options.training_data = std::make_shared<Sequences>();
@@ -86,7 +86,7 @@ TEST_P(FrozenMemory, IsWhatRanksAllocate) {
     at::set_num_threads(1);
     const Allocated allocated;
     const int64_t shared_before = comm::own_shared_bytes();
-    const engine::Initialized made = start(world, run);
+    const engine::Initialized made = start_frozen(world, run);
     made.engine->train_batch();
     made.engine->train_batch();
     world.group().barrier("trained").wait();

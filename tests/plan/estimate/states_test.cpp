@@ -64,7 +64,7 @@ engine::Initialized start(comm::World& world, const config::RunConfig& run) {
 }
 
 // 25 million parameters, hardly any activations.
-config::RunConfig run_config(const std::vector<std::string>& overrides) {
+config::RunConfig states_config(const std::vector<std::string>& overrides) {
   const std::string text =
       R"({"model": {"type": "gpt", "layers": 8, "hidden": 512, "heads": 8, "sequence_length": 4, "vocab_size": 64},
     "data": {"type": "tokens", "train": ["t.bin"]}, "training": {"steps": 3},
@@ -72,7 +72,7 @@ config::RunConfig run_config(const std::vector<std::string>& overrides) {
   return config::read_run(JsonNode::parse(text, "run.json"), "/", overrides);
 }
 
-struct Case {
+struct StatesCase {
   int ranks;
   int zero_stage;
   bool bf16;
@@ -80,13 +80,13 @@ struct Case {
   int tensor = 1;     // of the ranks
 };
 
-class ResidentMemory : public testing::TestWithParam<Case> {};
+class ResidentMemory : public testing::TestWithParam<StatesCase> {};
 
 TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
   if (test::kSanitized) {
     GTEST_SKIP() << "a sanitizer needs memory of its own";
   }
-  const Case c = GetParam();
+  const StatesCase c = GetParam();
   std::vector<std::string> overrides = {concat("engine.zero_optimization.stage=", c.zero_stage)};
   if (c.tensor > 1) {
     overrides.emplace_back(concat("parallel.tensor=", c.tensor));
@@ -98,9 +98,9 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
   if (c.outer) {
     overrides.emplace_back(R"(engine.parameter_averaging={"every": 3, "outer_optimizer": "nesterov"})");
   }
-  const config::RunConfig run = run_config(overrides);
+  const config::RunConfig run = states_config(overrides);
   overrides.emplace_back("model.layers=1");
-  const config::RunConfig small = run_config(overrides);
+  const config::RunConfig small = states_config(overrides);
   const StageMemory memory = memory_of(plan::describe(run, c.ranks).run).front();
   // What stages 2 and 3 keep for buckets that come and go is the communication buffers'.
   const int64_t buffers = memory.item(Category::communication_buffers).bytes;
@@ -122,11 +122,12 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ResidentMemory,
-                         testing::Values(Case{1, 0, false}, Case{2, 0, false}, Case{2, 1, false}, Case{2, 2, false},
-                                         Case{2, 3, false}, Case{4, 0, false}, Case{4, 1, false}, Case{4, 2, false},
-                                         Case{4, 3, false}, Case{2, 1, true}, Case{2, 3, true}, Case{2, 0, false, true},
-                                         Case{2, 0, true, true}, Case{2, 0, false, false, 2},
-                                         Case{4, 0, false, false, 4}, Case{4, 1, false, false, 2}),
+                         testing::Values(StatesCase{1, 0, false}, StatesCase{2, 0, false}, StatesCase{2, 1, false},
+                                         StatesCase{2, 2, false}, StatesCase{2, 3, false}, StatesCase{4, 0, false},
+                                         StatesCase{4, 1, false}, StatesCase{4, 2, false}, StatesCase{4, 3, false},
+                                         StatesCase{2, 1, true}, StatesCase{2, 3, true}, StatesCase{2, 0, false, true},
+                                         StatesCase{2, 0, true, true}, StatesCase{2, 0, false, false, 2},
+                                         StatesCase{4, 0, false, false, 4}, StatesCase{4, 1, false, false, 2}),
                          [](const auto& info) {
                            return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks",
                                          info.param.bf16 ? "_bf16" : "", info.param.outer ? "_outer" : "",

@@ -44,13 +44,13 @@ config::RunConfig run_config(const std::vector<std::string>& overrides) {
   return config::read_run(JsonNode::parse(text, "run.json"), "/", overrides);
 }
 
-struct Case {
+struct TrafficCase {
   int ranks;
   std::vector<std::string> overrides;
 };
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<TrafficCase> cases() {
+  std::vector<TrafficCase> all;
   for (const int ranks : {2, 3, 4}) {
     for (const int stage : {0, 1, 2, 3}) {
       const std::string zero = concat("engine.zero_optimization.stage=", stage);
@@ -131,8 +131,8 @@ std::vector<Case> cases() {
 }
 
 // The axes tensor and context: alone, with replicas and ZeRO, and with pipelines.
-std::vector<Case> split_cases() {
-  std::vector<Case> all;
+std::vector<TrafficCase> split_cases() {
+  std::vector<TrafficCase> all;
   const auto add = [&](int ranks, std::vector<std::string> overrides, const std::vector<std::string>& more = {}) {
     overrides.insert(overrides.end(), more.begin(), more.end());
     overrides.insert(overrides.begin(), {"model.heads=4", "model.vocab_size=76"});
@@ -210,8 +210,8 @@ std::vector<Case> split_cases() {
 }
 
 // Frozen parameters: some of each block, or all up to a block, which then have no backward.
-std::vector<Case> frozen_cases() {
-  std::vector<Case> all;
+std::vector<TrafficCase> frozen_cases() {
+  std::vector<TrafficCase> all;
   const std::string low = "engine.zero_optimization.stage3_param_persistence_threshold=100";
   const std::string three = "engine.zero_optimization.stage=3";
   const std::string lower = R"(training.freeze=["wte", "wpe", "h\\.[01]\\."])";
@@ -305,10 +305,10 @@ engine::Initialized engine_of(comm::World& world, const config::RunConfig& run, 
   return engine::initialize(world, options);
 }
 
-class CountedBytes : public testing::TestWithParam<Case> {};
+class CountedBytes : public testing::TestWithParam<TrafficCase> {};
 
 TEST_P(CountedBytes, AreTheFormulas) {
-  const Case c = GetParam();
+  const TrafficCase c = GetParam();
   const config::RunConfig run = run_config(c.overrides);
   EXPECT_THAT(
       run_ranks(c.ranks,
@@ -345,12 +345,12 @@ TEST_P(CountedBytes, AreTheFormulas) {
       << c.ranks << " ranks, " << testing::PrintToString(c.overrides);
 }
 
-class AveragedBytes : public testing::TestWithParam<Case> {};
+class AveragedBytes : public testing::TestWithParam<TrafficCase> {};
 
 // Of three rounds of three steps each: nothing but at their ends, and there what the formula says of a step, three
 // times.
 TEST_P(AveragedBytes, AreThoseOfTheMeetings) {
-  const Case c = GetParam();
+  const TrafficCase c = GetParam();
   config::RunConfig run = run_config(c.overrides);
   EXPECT_THAT(
       run_ranks(c.ranks,
@@ -389,9 +389,9 @@ TEST_P(AveragedBytes, AreThoseOfTheMeetings) {
       << c.ranks << " ranks, " << testing::PrintToString(c.overrides);
 }
 
-std::vector<Case> averaging_cases() {
+std::vector<TrafficCase> averaging_cases() {
   const auto section = [](const char* keys) { return concat(R"(engine.parameter_averaging={"every": 3)", keys, "}"); };
-  std::vector<Case> all;
+  std::vector<TrafficCase> all;
   for (const int ranks : {2, 3, 4}) {
     all.push_back({ranks, {section("")}});
     all.push_back({ranks, {section(R"(, "outer_optimizer": "nesterov")")}});
@@ -403,8 +403,8 @@ std::vector<Case> averaging_cases() {
   return all;
 }
 
-std::vector<Case> compressed_cases() {
-  std::vector<Case> all;
+std::vector<TrafficCase> compressed_cases() {
+  std::vector<TrafficCase> all;
   for (const int ranks : {2, 3}) {
     for (const char* kind : {R"({"kind": "sign"})", R"({"kind": "eight_bit"})", R"({"kind": "top_k", "ratio": 0.03})",
                              R"({"kind": "power_sgd", "rank": 3})"}) {
@@ -434,10 +434,10 @@ std::vector<Case> compressed_cases() {
 }
 
 // The third step, which compresses in each of these; ZeRO's first such step also gathers moments.
-class CountedCompressedBytes : public testing::TestWithParam<Case> {};
+class CountedCompressedBytes : public testing::TestWithParam<TrafficCase> {};
 
 TEST_P(CountedCompressedBytes, AreTheFormulas) {
-  const Case c = GetParam();
+  const TrafficCase c = GetParam();
   const config::RunConfig run = run_config(c.overrides);
   EXPECT_THAT(run_ranks(c.ranks,
                         [&](comm::World& world) {

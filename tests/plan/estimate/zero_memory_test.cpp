@@ -95,21 +95,21 @@ const Row& row_of(const ZeroMemory& memory, Place states, Place parameters, bool
   throw Error("test", "there is no such row");
 }
 
-struct Case {
+struct ZeroCase {
   int ranks;
   int zero_stage;
   Place states;
   Place parameters;
 };
 
-class ZeroMemoryOfRanks : public testing::TestWithParam<Case> {};
+class ZeroMemoryOfRanks : public testing::TestWithParam<ZeroCase> {};
 
 // On the CPU, in memory and in files.
 TEST_P(ZeroMemoryOfRanks, IsWhatInitializeAllocates) {
   if (test::kSanitized) {
     GTEST_SKIP() << "a sanitizer's allocator is its own";
   }
-  const Case c = GetParam();
+  const ZeroCase c = GetParam();
   const ScratchFolder scratch(make_scratch_folder("trireme_zero_memory", test::folder_on_disk()));
   test::on_ranks(c.ranks, [&](comm::World& world) {
     at::set_num_threads(1);
@@ -147,12 +147,12 @@ TEST_P(ZeroMemoryOfRanks, IsWhatInitializeAllocates) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, ZeroMemoryOfRanks,
-    testing::Values(Case{1, 2, Place::device, Place::device}, Case{2, 2, Place::device, Place::device},
-                    Case{4, 2, Place::device, Place::device}, Case{1, 3, Place::device, Place::device},
-                    Case{2, 3, Place::device, Place::device}, Case{4, 3, Place::device, Place::device},
-                    Case{1, 2, Place::nvme, Place::device}, Case{2, 2, Place::nvme, Place::device},
-                    Case{4, 2, Place::nvme, Place::device}, Case{1, 3, Place::nvme, Place::nvme},
-                    Case{2, 3, Place::nvme, Place::nvme}, Case{4, 3, Place::nvme, Place::device}),
+    testing::Values(ZeroCase{1, 2, Place::device, Place::device}, ZeroCase{2, 2, Place::device, Place::device},
+                    ZeroCase{4, 2, Place::device, Place::device}, ZeroCase{1, 3, Place::device, Place::device},
+                    ZeroCase{2, 3, Place::device, Place::device}, ZeroCase{4, 3, Place::device, Place::device},
+                    ZeroCase{1, 2, Place::nvme, Place::device}, ZeroCase{2, 2, Place::nvme, Place::device},
+                    ZeroCase{4, 2, Place::nvme, Place::device}, ZeroCase{1, 3, Place::nvme, Place::nvme},
+                    ZeroCase{2, 3, Place::nvme, Place::nvme}, ZeroCase{4, 3, Place::nvme, Place::device}),
     [](const auto& info) {
       return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks",
                     info.param.states == Place::nvme ? "_states" : "",
