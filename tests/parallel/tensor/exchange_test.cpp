@@ -33,7 +33,7 @@ at::Tensor sum_of(int ranks, const F& f) {
   return sum;
 }
 
-void expect_close(const at::Tensor& mine, const at::Tensor& expected) {
+void expect_same(const at::Tensor& mine, const at::Tensor& expected) {
   ASSERT_EQ(mine.sizes(), expected.sizes());
   EXPECT_TRUE(mine.allclose(expected, 1e-12, 1e-12)) << mine << "\n" << expected;
 }
@@ -55,13 +55,13 @@ void check(comm::World& world) {
   };
   at::Tensor grad;
 
-  expect_close(run([&](const at::Tensor& x) { return copy_to_ranks(x, ranks); }, values(0, sizes), &grad),
-               values(0, sizes));
-  expect_close(grad, sum_of(n, [&](int rank) { return weights(rank, sizes); }));
+  expect_same(run([&](const at::Tensor& x) { return copy_to_ranks(x, ranks); }, values(0, sizes), &grad),
+              values(0, sizes));
+  expect_same(grad, sum_of(n, [&](int rank) { return weights(rank, sizes); }));
 
-  expect_close(run([&](const at::Tensor& x) { return sum_over_ranks(x, ranks); }, values(me, sizes), &grad),
-               sum_of(n, [&](int rank) { return values(rank, sizes); }));
-  expect_close(grad, weights(me, sizes));
+  expect_same(run([&](const at::Tensor& x) { return sum_over_ranks(x, ranks); }, values(me, sizes), &grad),
+              sum_of(n, [&](int rank) { return values(rank, sizes); }));
+  expect_same(grad, weights(me, sizes));
 
   for (const int64_t dim : {0, 1, 2}) {
     std::vector<int64_t> whole = {2, 4, 3};
@@ -77,21 +77,21 @@ void check(comm::World& world) {
       return torch::cat(parts, dim);
     };
 
-    expect_close(run([&](const at::Tensor& x) { return take_part(x, ranks, dim); }, values(0, whole), &grad),
-                 slice(values(0, whole)));
-    expect_close(grad, side_by_side([&](int rank) { return weights(rank, part); }));
+    expect_same(run([&](const at::Tensor& x) { return take_part(x, ranks, dim); }, values(0, whole), &grad),
+                slice(values(0, whole)));
+    expect_same(grad, side_by_side([&](int rank) { return weights(rank, part); }));
 
-    expect_close(run([&](const at::Tensor& x) { return join_parts(x, ranks, dim); }, values(me, part), &grad),
-                 side_by_side([&](int rank) { return values(rank, part); }));
-    expect_close(grad, slice(weights(me, whole)));
+    expect_same(run([&](const at::Tensor& x) { return join_parts(x, ranks, dim); }, values(me, part), &grad),
+                side_by_side([&](int rank) { return values(rank, part); }));
+    expect_same(grad, slice(weights(me, whole)));
 
-    expect_close(run([&](const at::Tensor& x) { return gather_parts(x, ranks, dim); }, values(me, part), &grad),
-                 side_by_side([&](int rank) { return values(rank, part); }));
-    expect_close(grad, slice(sum_of(n, [&](int rank) { return weights(rank, whole); })));
+    expect_same(run([&](const at::Tensor& x) { return gather_parts(x, ranks, dim); }, values(me, part), &grad),
+                side_by_side([&](int rank) { return values(rank, part); }));
+    expect_same(grad, slice(sum_of(n, [&](int rank) { return weights(rank, whole); })));
 
-    expect_close(run([&](const at::Tensor& x) { return sum_to_parts(x, ranks, dim); }, values(me, whole), &grad),
-                 slice(sum_of(n, [&](int rank) { return values(rank, whole); })));
-    expect_close(grad, side_by_side([&](int rank) { return weights(rank, part); }));
+    expect_same(run([&](const at::Tensor& x) { return sum_to_parts(x, ranks, dim); }, values(me, whole), &grad),
+                slice(sum_of(n, [&](int rank) { return values(rank, whole); })));
+    expect_same(grad, side_by_side([&](int rank) { return weights(rank, part); }));
   }
 }
 

@@ -31,7 +31,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::ThrowsMessage;
 
-void expect_close(const at::Tensor& mine, const at::Tensor& expected, const char* what) {
+void expect_layer_close(const at::Tensor& mine, const at::Tensor& expected, const char* what) {
   ASSERT_TRUE(mine.defined()) << what;
   ASSERT_EQ(mine.sizes(), expected.sizes()) << what;
   EXPECT_TRUE(mine.allclose(expected, 1e-5, 1e-6))
@@ -64,9 +64,10 @@ void check_pair(comm::World& world, bool sequence_parallel, int64_t parts) {
   torch::manual_seed(11);
   nn::Linear first(kIn, middle);
   nn::Linear second(middle, kOut);
-  expect_close(column->weight, part_of_whole(first->weight, *column, "weight", column->weight),
-               "first values of the column");
-  expect_close(column->bias, part_of_whole(first->bias, *column, "bias", column->bias), "first bias of the column");
+  expect_layer_close(column->weight, part_of_whole(first->weight, *column, "weight", column->weight),
+                     "first values of the column");
+  expect_layer_close(column->bias, part_of_whole(first->bias, *column, "bias", column->bias),
+                     "first bias of the column");
   if (parts > 1) { // the row's inputs are this rank's features of each block, which are not neighbours: compare with
                    // rows taken likewise
     const torch::NoGradGuard no_grad;
@@ -74,9 +75,10 @@ void check_pair(comm::World& world, bool sequence_parallel, int64_t parts) {
         .global_shape = {middle, kOut}, .box_offset = {part_of(middle / parts, ranks).begin, 0}, .parts = parts};
     row->weight.set_data(box_of(second->weight.t().contiguous(), box, {column->weight.size(0), kOut}).t().contiguous());
   } else {
-    expect_close(row->weight, part_of_whole(second->weight, *row, "weight", row->weight), "first values of the row");
+    expect_layer_close(row->weight, part_of_whole(second->weight, *row, "weight", row->weight),
+                       "first values of the row");
   }
-  expect_close(row->bias, second->bias, "first bias of the row");
+  expect_layer_close(row->bias, second->bias, "first bias of the row");
 
   const at::Tensor whole = input(tokens, kIn).requires_grad_(true);
   const at::Tensor expected = second->forward(torch::tanh(first->forward(whole)));
@@ -88,22 +90,22 @@ void check_pair(comm::World& world, bool sequence_parallel, int64_t parts) {
   };
   const at::Tensor x = mine_of(input(tokens, kIn)).clone().set_requires_grad(true);
   const at::Tensor y = row->forward(torch::tanh(column->forward(x)));
-  expect_close(y, mine_of(expected), "output");
+  expect_layer_close(y, mine_of(expected), "output");
   (y * mine_of(weights)).sum().backward();
-  expect_close(x.grad(), mine_of(whole.grad()), "gradient of the input");
-  expect_close(column->weight.grad(), part_of_whole(first->weight.grad(), *column, "weight", column->weight),
-               "gradient of the column");
-  expect_close(column->bias.grad(), part_of_whole(first->bias.grad(), *column, "bias", column->bias),
-               "gradient of the column's bias");
+  expect_layer_close(x.grad(), mine_of(whole.grad()), "gradient of the input");
+  expect_layer_close(column->weight.grad(), part_of_whole(first->weight.grad(), *column, "weight", column->weight),
+                     "gradient of the column");
+  expect_layer_close(column->bias.grad(), part_of_whole(first->bias.grad(), *column, "bias", column->bias),
+                     "gradient of the column's bias");
   if (parts == 1) {
-    expect_close(row->weight.grad(), part_of_whole(second->weight.grad(), *row, "weight", row->weight),
-                 "gradient of the row");
+    expect_layer_close(row->weight.grad(), part_of_whole(second->weight.grad(), *row, "weight", row->weight),
+                       "gradient of the row");
   }
   at::Tensor bias = row->bias.grad().clone();
   if (sequence_parallel) { // each rank has the summand of its tokens
     world.group().all_reduce(bias).wait();
   }
-  expect_close(bias, second->bias.grad(), "gradient of the row's bias");
+  expect_layer_close(bias, second->bias.grad(), "gradient of the row's bias");
 }
 
 TEST(TensorLayersTest, ColumnThenRowEqualsTwoLinearLayers) {
@@ -195,15 +197,16 @@ void check_embedding(comm::World& world, bool sequence_parallel) {
     return sequence_parallel ? x.chunk(world.size(), 1)[world.rank()] : x;
   };
   const at::Tensor x = mine->forward(numbers);
-  expect_close(x, mine_of(expected), "embedding");
+  expect_layer_close(x, mine_of(expected), "embedding");
   const at::Tensor local = mine->logits(torch::tanh(x));
   const RankRange part = part_of(kVocabulary, ranks);
-  expect_close(local, logits.slice(2, part.begin, part.end), "logits");
+  expect_layer_close(local, logits.slice(2, part.begin, part.end), "logits");
   (local * weights.slice(2, part.begin, part.end)).sum().backward();
-  expect_close(mine->weight.grad(), whole->weight.grad().slice(0, part.begin, part.end), "gradient of the weight");
+  expect_layer_close(mine->weight.grad(), whole->weight.grad().slice(0, part.begin, part.end),
+                     "gradient of the weight");
 
   const torch::NoGradGuard no_grad;
-  expect_close(join_last_dim(local, kVocabulary, ranks), logits, "all logits");
+  expect_layer_close(join_last_dim(local, kVocabulary, ranks), logits, "all logits");
 }
 
 TEST(TensorLayersTest, VocabularyEqualsAnEmbeddingAndATiedHead) {

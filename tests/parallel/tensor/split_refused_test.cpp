@@ -21,7 +21,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-const std::vector<SplitRule> kMlpRules = {{Kind::column, "fc1"}, {Kind::row, "fc2"}};
+const std::vector<SplitRule> kPlainMlpRules = {{Kind::column, "fc1"}, {Kind::row, "fc2"}};
 
 void on_two_ranks(const std::function<void(const comm::Group&)>& body) {
   on_ranks(2, [&](comm::World& world) { body(world.group()); });
@@ -34,7 +34,7 @@ auto refuses(const char* a, const char* b = "") {
 TEST(SplitModel, RefusesOperatorsThatNeedTheWholeByName) {
   on_two_ranks([](const comm::Group& ranks) {
     test::Mlp mlp(8, 12);
-    const SplitModel split = SplitModel::split(*mlp, kMlpRules, ranks);
+    const SplitModel split = SplitModel::split(*mlp, kPlainMlpRules, ranks);
     const at::Tensor& w = mlp->fc1->weight; // [6, 8] of [12, 8]
     const at::Tensor x = at::ones({3, 8});
     const at::Tensor whole_mask = at::ones({12, 8});
@@ -88,7 +88,7 @@ TEST(SplitModel, RefusesOperatorsThatNeedTheWholeByName) {
 TEST(SplitModel, LetsElementsAlone) {
   on_two_ranks([](const comm::Group& ranks) {
     test::Mlp mlp(8, 12);
-    const SplitModel split = SplitModel::split(*mlp, kMlpRules, ranks);
+    const SplitModel split = SplitModel::split(*mlp, kPlainMlpRules, ranks);
     const torch::NoGradGuard no_grad;
     const at::Tensor& w = mlp->fc1->weight;
     torch::nn::init::normal_(w);
@@ -158,7 +158,7 @@ TEST(SplitModel, RefusesModelsAndRulesThatDifferBetweenRanks) {
     const std::vector<SplitRule> other = {{Kind::column, "fc1"}, {Kind::row, ranks.rank() == 0 ? "fc2" : "fc2$"}};
     EXPECT_THAT([&] { SplitModel::split(*mlp, other, ranks); }, refuses("have models with different names"));
     test::Mlp wide(8, 12 + ranks.rank());
-    EXPECT_THAT([&] { SplitModel::split(*wide, kMlpRules, ranks); }, refuses("have models with different names"));
+    EXPECT_THAT([&] { SplitModel::split(*wide, kPlainMlpRules, ranks); }, refuses("have models with different names"));
   });
 }
 
@@ -166,7 +166,7 @@ TEST(SplitModel, RefusesAModelThatABackwardPassHasMet) {
   on_two_ranks([](const comm::Group& ranks) {
     test::Mlp mlp(8, 12);
     mlp->forward(at::ones({2, 8})).sum().backward();
-    EXPECT_THAT([&] { SplitModel::split(*mlp, kMlpRules, ranks); }, refuses("fc1.weight", "it already has hooks"));
+    EXPECT_THAT([&] { SplitModel::split(*mlp, kPlainMlpRules, ranks); }, refuses("fc1.weight", "it already has hooks"));
   });
 }
 
@@ -193,7 +193,7 @@ TEST(SplitModel, FindsWholeParametersThatActOnSplitFeatures) {
 
 TEST(SplitModel, OfOneRankChangesNothing) {
   test::Mlp mlp(8, 12);
-  const SplitModel split = SplitModel::split(*mlp, kMlpRules, comm::Group());
+  const SplitModel split = SplitModel::split(*mlp, kPlainMlpRules, comm::Group());
   EXPECT_EQ(mlp->fc1->weight.sizes(), (at::IntArrayRef{12, 8}));
   EXPECT_NO_THROW(mlp->fc1->weight.sum());
   split.check_gradients();
@@ -202,7 +202,7 @@ TEST(SplitModel, OfOneRankChangesNothing) {
 TEST(SplitModel, DescribesWhatItDid) {
   on_two_ranks([](const comm::Group& ranks) {
     test::Mlp mlp(8, 12);
-    const SplitModel split = SplitModel::split(*mlp, kMlpRules, ranks);
+    const SplitModel split = SplitModel::split(*mlp, kPlainMlpRules, ranks);
     EXPECT_THAT(split.describe(), HasSubstr("fc1.weight  column            [12, 8] -> [6, 8]\n"));
     EXPECT_THAT(split.describe(), HasSubstr("fc1.bias    column            [12] -> [6]\n"));
     EXPECT_THAT(split.describe(), HasSubstr("fc2.weight  row               [8, 12] -> [8, 6]\n"));

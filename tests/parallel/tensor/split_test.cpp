@@ -71,13 +71,13 @@ test::TiedModel tied() {
 }
 
 // This rank's part of a tensor that belongs to the whole parameter.
-at::Tensor part_of_whole(const SplitModel& split, const std::string& name, const at::Tensor& whole,
+at::Tensor part_of_split(const SplitModel& split, const std::string& name, const at::Tensor& whole,
                          at::IntArrayRef sizes) {
   const std::optional<bucket::Placement> placement = split.placement_of(name);
   return placement ? box_of(whole, *placement, sizes) : whole;
 }
 
-void expect_close(const at::Tensor& a, const at::Tensor& b, double tolerance, const std::string& what) {
+void expect_split_close(const at::Tensor& a, const at::Tensor& b, double tolerance, const std::string& what) {
   ASSERT_EQ(a.sizes(), b.sizes()) << what;
   const double scale = b.abs().max().item<double>() + 0.1; // the gradient of a bias of keys is zero but for rounding
   EXPECT_LE((a - b).abs().max().item<double>(), tolerance * scale) << what;
@@ -95,13 +95,14 @@ void expect_same_parameters(const Pair<Model>& pair, double tolerance, bool grad
         at::zeros_like(values(parameter.value())).copy_(values(parameter.value())); // without a mark
     const at::Tensor theirs = values(whole[parameter.key()]).detach();
     split += mine.numel() < theirs.numel() ? 1 : 0;
-    expect_close(mine, part_of_whole(*pair.rules, parameter.key(), theirs, mine.sizes()), tolerance, parameter.key());
+    expect_split_close(mine, part_of_split(*pair.rules, parameter.key(), theirs, mine.sizes()), tolerance,
+                       parameter.key());
   }
   EXPECT_GT(split, 1);
 }
 
 template <typename Model>
-void expect_equal(const Pair<Model>& pair, const at::Tensor& x, double tolerance = 1e-11) {
+void expect_split_equal(const Pair<Model>& pair, const at::Tensor& x, double tolerance = 1e-11) {
   const auto run = [&](Model& model) {
     at::Tensor input = x.is_floating_point() ? x.clone().requires_grad_() : x;
     const at::Tensor y = model->forward(input);
@@ -112,8 +113,8 @@ void expect_equal(const Pair<Model>& pair, const at::Tensor& x, double tolerance
   Model split = pair.split;
   const auto [y, dx] = run(split);
   const auto [y_whole, dx_whole] = run(whole);
-  expect_close(y, y_whole, tolerance, "output");
-  expect_close(dx, dx_whole, tolerance, "gradient of the input");
+  expect_split_close(y, y_whole, tolerance, "output");
+  expect_split_close(dx, dx_whole, tolerance, "gradient of the input");
   expect_same_parameters(pair, tolerance, true);
   pair.rules->check_gradients();
 }
@@ -142,10 +143,10 @@ TEST_P(OrdinaryModelTest, MlpEqualsTheWhole) {
   on_ranks([](const comm::Group& ranks) {
     for (const bool bias : {true, false}) {
       auto pair = make_pair(ranks, kMlpRules, at::kDouble, [&] { return test::Mlp(16, 25, bias); });
-      expect_equal(pair, at::randn({5, 16}, at::kDouble)); // addmm
+      expect_split_equal(pair, at::randn({5, 16}, at::kDouble)); // addmm
       pair.split->zero_grad();
       pair.whole->zero_grad();
-      expect_equal(pair, at::randn({2, 3, 16}, at::kDouble)); // matmul
+      expect_split_equal(pair, at::randn({2, 3, 16}, at::kDouble)); // matmul
     }
   });
 }
@@ -153,7 +154,7 @@ TEST_P(OrdinaryModelTest, MlpEqualsTheWhole) {
 TEST_P(OrdinaryModelTest, BlockEqualsTheWhole) {
   on_ranks([](const comm::Group& ranks) {
     auto pair = make_pair(ranks, block_rules(), at::kDouble, block);
-    expect_equal(pair, at::randn({2, 5, kWidth}, at::kDouble));
+    expect_split_equal(pair, at::randn({2, 5, kWidth}, at::kDouble));
   });
 }
 
@@ -161,7 +162,7 @@ TEST_P(OrdinaryModelTest, OneProjectionForQueriesKeysAndValuesEqualsTheWhole) {
   on_ranks([](const comm::Group& ranks) {
     const std::vector<SplitRule> rules = {{Kind::column, "qkv", kHeadWidth, 3}, {Kind::row, "out", kHeadWidth}};
     auto pair = make_pair(ranks, rules, at::kDouble, [] { return test::FusedAttention(kWidth, kHeadWidth); });
-    expect_equal(pair, at::randn({2, 5, kWidth}, at::kDouble));
+    expect_split_equal(pair, at::randn({2, 5, kWidth}, at::kDouble));
   });
 }
 
@@ -170,7 +171,7 @@ TEST_P(OrdinaryModelTest, TiedHeadEqualsTheWhole) {
     for (const int64_t padding : {3, 36}) { // on the first rank and on the last
       auto pair = make_pair(ranks, tied_rules(), at::kDouble,
                             [&] { return test::TiedModel(kVocabulary, kWidth, kHeadWidth, padding); });
-      expect_equal(pair, ids(2, 20));
+      expect_split_equal(pair, ids(2, 20));
     }
   });
 }
@@ -183,10 +184,10 @@ TEST_P(OrdinaryModelTest, SequentialEqualsTheWhole) {
     };
     auto pair =
         make_pair(ranks, {{Kind::column, "0$"}, {Kind::row, "2$"}, {Kind::column_gathered, "3$"}}, at::kDouble, make);
-    expect_equal(pair, at::randn({4, 8}, at::kDouble));
+    expect_split_equal(pair, at::randn({4, 8}, at::kDouble));
     pair.split->zero_grad();
     pair.whole->zero_grad();
-    expect_equal(pair, at::randn({2, 4, 8}, at::kDouble));
+    expect_split_equal(pair, at::randn({2, 4, 8}, at::kDouble));
   });
 }
 
@@ -238,8 +239,8 @@ TEST_P(OrdinaryModelTest, BoxesMakeUpTheWholeModel) {
       EXPECT_EQ(placement->global_shape, whole.sizes().vec());
       at::Tensor joined = at::zeros_like(whole);
       at::Tensor covered = at::zeros_like(whole);
-      part_of_whole(*pair.rules, parameter.key(), joined, parameter.value().sizes()).copy_(parameter.value());
-      part_of_whole(*pair.rules, parameter.key(), covered, parameter.value().sizes()).fill_(1);
+      part_of_split(*pair.rules, parameter.key(), joined, parameter.value().sizes()).copy_(parameter.value());
+      part_of_split(*pair.rules, parameter.key(), covered, parameter.value().sizes()).fill_(1);
       ranks.all_reduce(joined).wait();
       ranks.all_reduce(covered).wait();
       EXPECT_TRUE(at::equal(joined, whole)) << parameter.key();
@@ -258,8 +259,8 @@ TEST_P(OrdinaryModelTest, RecomputedLayersEqualTheWhole) {
     x.mutable_grad().reset();
     const at::Tensor y_whole = pair.whole->forward(x);
     y_whole.pow(2).sum().backward();
-    expect_close(y, y_whole, 1e-11, "output");
-    expect_close(dx, x.grad(), 1e-11, "gradient of the input");
+    expect_split_close(y, y_whole, 1e-11, "output");
+    expect_split_close(dx, x.grad(), 1e-11, "gradient of the input");
     expect_same_parameters(pair, 1e-11, true);
   });
 }
@@ -277,7 +278,7 @@ TEST_P(OrdinaryModelTest, AutocastEqualsTheWholeToTheTypesPrecision) {
       y.to(at::kFloat).pow(2).mean().backward();
       return y.detach().to(at::kFloat);
     };
-    expect_close(run(pair.split), run(pair.whole), 2e-2, "output");
+    expect_split_close(run(pair.split), run(pair.whole), 2e-2, "output");
     for (const auto& parameter : pair.split->named_parameters()) {
       EXPECT_EQ(parameter.value().grad().scalar_type(), at::kFloat) << parameter.key();
     }
@@ -299,18 +300,18 @@ TEST_P(OrdinaryModelTest, TheSplitStaysThroughOtherTypesCopiesAndNewMemory) {
         parameter.set_data(memory.view_as(parameter));
       }
     }
-    expect_equal(pair, at::randn({5, 16}, at::kDouble));
+    expect_split_equal(pair, at::randn({5, 16}, at::kDouble));
     const torch::NoGradGuard no_grad;
     const at::Tensor x = at::randn({5, 16}, at::kDouble);
     const at::Tensor y = pair.whole->forward(x);
     const auto copy = std::dynamic_pointer_cast<torch::nn::LinearImpl>(pair.split->fc2->clone());
-    expect_close(copy->forward(at::gelu(pair.split->fc1->forward(x))), y, 1e-11, "clone of a module");
+    expect_split_close(copy->forward(at::gelu(pair.split->fc1->forward(x))), y, 1e-11, "clone of a module");
     const auto hidden = at::gelu(at::linear(x, pair.split->fc1->weight.detach(), pair.split->fc1->bias.data()));
-    expect_close(
+    expect_split_close(
         at::linear(hidden, pair.split->fc2->weight.clone().to(at::kFloat).to(at::kDouble), pair.whole->fc2->bias), y,
         1e-6, "copies of the weight");
-    expect_close(at::addmm(pair.split->fc2->bias, hidden, (2 * pair.split->fc2->weight).transpose(0, 1).div(2)), y,
-                 1e-11, "element by element");
+    expect_split_close(at::addmm(pair.split->fc2->bias, hidden, (2 * pair.split->fc2->weight).transpose(0, 1).div(2)),
+                       y, 1e-11, "element by element");
   });
 }
 
