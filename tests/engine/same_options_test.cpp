@@ -2,6 +2,7 @@
 #include "small_run.h"
 
 #include <tests/support/run_ranks.h>
+#include <trireme/engine/same_data.h>
 #include <trireme/engine/same_options.h>
 
 #include <gmock/gmock.h>
@@ -61,6 +62,27 @@ TEST(SameOptionsTest, RanksReadTheSameData) {
                                HasSubstr("Copy the same files of data to every host")));
     EXPECT_EQ(refusal_of(7, 7), "made");
     EXPECT_EQ(refusal_of(7, 0), "made") << "0: unknown";
+  });
+}
+
+TEST(SameOptionsTest, RanksEvaluateOnTheSameData) {
+  on_ranks(2, [](comm::World& world) {
+    const auto refusal_of = [&](std::shared_ptr<data::Dataset> first, std::shared_ptr<data::Dataset> second) {
+      try {
+        check_same_data(world.group(), (world.rank() == 0 ? first : second).get(), "the validation data");
+      } catch (const InputError& error) {
+        return std::string(error.what());
+      }
+      return std::string("same");
+    };
+    const auto known = [](uint64_t checksum) { return std::make_shared<Known>(checksum); };
+    EXPECT_THAT(refusal_of(known(6), known(7)),
+                testing::AllOf(HasSubstr("differ in the checksum of the validation data: 7 and 6 (counting)"),
+                               HasSubstr("Copy the same files of data to every host")));
+    EXPECT_EQ(refusal_of(known(7), known(7)), "same");
+    EXPECT_EQ(refusal_of(known(0), known(7)), "same") << "0: unknown";
+    EXPECT_EQ(refusal_of(nullptr, nullptr), "same");
+    EXPECT_THAT(refusal_of(known(7), nullptr), HasSubstr("of the validation data"));
   });
 }
 

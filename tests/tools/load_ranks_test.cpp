@@ -7,7 +7,9 @@
 #include <trireme/generate/load.h>
 #include <trireme/generate/sample.h>
 #include <trireme/generate/weight_types.h>
+#include <trireme/parallel/tensor/skip_init.h>
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
@@ -101,6 +103,33 @@ TEST_F(LoadRanksTest, AnAdapterOfAnotherBaseIsRefusedByAllRanks) {
   on_ranks(2, [&](comm::World& world) {
     EXPECT_THROW(generate::load(other, adapter, {.group = world.group()}), InputError);
     EXPECT_EQ(generate::load(base, adapter, {.group = world.group()}).step, std::nullopt);
+  });
+}
+
+// torch::empty() gives NaN while algorithms are to be deterministic.
+TEST_F(LoadRanksTest, NothingIsDrawnForWhatACheckpointHas) {
+  train_base("llama", folder() / "base");
+  on_ranks(1, [](comm::World&) {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+    models::LlamaOptions options;
+    options.layers = 1;
+    options.hidden = 16;
+    options.heads = 2;
+    options.vocab_size = 20;
+    const auto drawn_in = [&](bool skips) {
+      const tensor::SkipInit skip_init(skips);
+      const models::LanguageModel model(options);
+      int drawn = 0;
+      for (const auto& item : model.module()->named_parameters()) {
+        drawn += item.value().dim() == 2 && !item.value().isnan().all().item<bool>() ? 1 : 0;
+      }
+      return drawn;
+    };
+    EXPECT_GT(drawn_in(false), 7);
+    EXPECT_EQ(drawn_in(true), 0);
+    for (const auto& item : generate::load(out()).model.module()->named_parameters()) {
+      EXPECT_TRUE(item.value().isfinite().all().item<bool>()) << item.key();
+    }
   });
 }
 

@@ -14,6 +14,7 @@
 #include <trireme/models/options.h>
 #include <trireme/monitor/metrics.h>
 #include <trireme/train/run_estimate.h>
+#include <trireme/train/run_start.h>
 
 #include <gmock/gmock.h>
 
@@ -217,6 +218,28 @@ TEST_F(LoraRunTest, AdaptersComeBackToPeft) {
     EXPECT_LT(logits, 1e-5) << name;
   }
   EXPECT_EQ(count, 3u);
+}
+
+// What tells is the sample in an adapter of ours; PEFT's have none, only the base model's name.
+TEST_F(LoraRunTest, AnotherNameIsNotedWhereNoSampleTells) {
+  const fs::path adapter = models() / "gpt2-noted";
+  fs::remove_all(adapter);
+  json run = with_adapter("gpt2", R"({"training": {"steps": 1}})");
+  run["training"]["export"] = adapter;
+  lora_steps(1, run);
+  run["training"].erase("export");
+  on_ranks(1, [&](comm::World&) {
+    run["model"]["from"] = with_weights("gpt2", "renamed", [](const at::Tensor& value) { return value; });
+    config::RunConfig of_peft = read(run);
+    const size_t before = of_peft.notes.size();
+    train::note_other_base(of_peft);
+    ASSERT_EQ(of_peft.notes.size(), before + 1);
+    EXPECT_THAT(of_peft.notes.back(), AllOf(HasSubstr("gpt2-adapter was trained on "), HasSubstr("gpt2-renamed")));
+    run["model"]["adapter"] = adapter;
+    config::RunConfig ours = read(run);
+    train::note_other_base(ours);
+    EXPECT_EQ(ours.notes.size(), before);
+  });
 }
 
 // Without a folder to begin with: initial values, dropout's masks and norms do not depend on the layout.

@@ -103,16 +103,6 @@ void check_agreement(const JsonNode& root, const models::LoraOptions& wanted, co
   }
 }
 
-// Shapes are compared when the values are read; only a name tells models of the same shapes apart.
-void note_other_base(const JsonNode& root, RunConfig& run) {
-  const fs::path& from = run.model.init_from();
-  const std::string base = other_base_of_adapter(run.model.lora().init_from, from);
-  if (!base.empty() && !from.empty()) {
-    run.notes.push_back(concat(named(place(root, "model", "adapter")), " was trained on ", printable(base),
-                               ", and this model is ", from.string(), "."));
-  }
-}
-
 } // namespace
 
 std::optional<LoraConfig> read_lora(const Values& values) {
@@ -154,7 +144,6 @@ void check_lora(const JsonNode& root, RunConfig& run) {
                 concat("Name the folder that holds ", kAdapterConfig, " and adapter_model.safetensors."));
     }
     saved = read_adapter_config(lora.init_from, shapes);
-    note_other_base(root, run);
   }
   if (!config) {
     config = config_of(*saved, names);

@@ -252,6 +252,12 @@ int64_t Concatenation::counted_targets(std::span<const int64_t> indices) const {
   return count_targets_of(sets_, rows_of(indices), targets_of_a_sample_);
 }
 
+uint64_t Concatenation::checksum() const {
+  std::vector<uint64_t> of_sets;
+  std::ranges::transform(sets_, std::back_inserter(of_sets), [](const auto& set) { return set->checksum(); });
+  return joint_checksum(of_sets);
+}
+
 std::string Concatenation::describe() const {
   std::vector<std::string> parts;
   std::ranges::transform(sets_, std::back_inserter(parts), [](const auto& set) { return set->describe(); });

@@ -75,6 +75,7 @@ class Concatenation : public Dataset {
   /// As Mixture's.
   bool masks_targets() const override;
   int64_t counted_targets(std::span<const int64_t> indices) const override;
+  uint64_t checksum() const override;
   std::string describe() const override;
 
  private:

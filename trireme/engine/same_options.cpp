@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/comm/differences.h>
+#include <trireme/engine/same_data.h>
 
 #include <torch/utils.h>
 
@@ -77,16 +78,25 @@ std::string name_of(const std::string& pointer) {
   return name.starts_with(outer + "offload_") ? name.substr(outer.size()) : name;
 }
 
-// Keys of what is compared of the data, and the value of a checksum that is unknown, which is equal to any other.
-constexpr const char* kSamples = "the number of samples of training_data";
-constexpr const char* kSets = "the sets of training_data";
-constexpr const char* kChecksum = "the checksum of training_data";
+// Beginnings of the keys of what is compared of a data set, and the value of a checksum that is unknown, which is equal
+// to any other.
+constexpr const char* kSamples = "the number of samples of ";
+constexpr const char* kSets = "the sets of ";
+constexpr const char* kChecksum = "the checksum of ";
 constexpr const char* kUnknown = "unknown";
+constexpr const char* kTrainingData = "training_data";
+
+ordered_json facts_of(const data::Dataset* data, const std::string& name) {
+  const uint64_t checksum = data != nullptr ? data->checksum() : 0;
+  return {{kSamples + name, data != nullptr ? data->size() : 0},
+          {kSets + name, data != nullptr ? data->fingerprint() : 0},
+          {kChecksum + name, checksum != 0 ? ordered_json(checksum) : ordered_json(kUnknown)}};
+}
 
 bool is_unknown(const comm::LeafDifference& difference) {
-  return difference.path.substr(1) == kChecksum && std::ranges::any_of(difference.values, [](const auto& value) {
-           return value.text == concat('"', kUnknown, '"');
-         });
+  return difference.path.substr(1).starts_with(kChecksum) &&
+         std::ranges::any_of(difference.values,
+                             [](const auto& value) { return value.text == concat('"', kUnknown, '"'); });
 }
 
 // Collective over `group`. Reports the first difference.
@@ -97,13 +107,12 @@ void compare(const comm::Group& group, const ordered_json& options, const data::
     return;
   }
   const comm::LeafDifference& first = found.front();
-  for (const char* key : {kSamples, kSets, kChecksum}) {
-    if (data != nullptr && first.path.substr(1) == key) {
-      throw InputError("engine",
-                       concat(first.ranks(), " differ in ", key, ": ", first.other(), " and ", first.first(), " (",
-                              data->describe(), ')'),
-                       "Copy the same files of data to every host.");
-    }
+  const std::string key = first.path.substr(1);
+  if (data != nullptr && (key.starts_with(kSamples) || key.starts_with(kSets) || key.starts_with(kChecksum))) {
+    throw InputError("engine",
+                     concat(first.ranks(), " differ in ", key, ": ", first.other(), " and ", first.first(), " (",
+                            data->describe(), ')'),
+                     "Copy the same files of data to every host.");
   }
   const std::string more = found.size() > 1 ? concat("; and in ", found.size() - 1, " more") : "";
   throw InputError(
@@ -178,10 +187,7 @@ void check_same_options(const comm::Group& ranks, const InitializeOptions& optio
   json["whether there is training_data"] = options.training_data != nullptr;
   json["whether there is a training_loader"] = options.training_loader != nullptr;
   const data::Dataset* const data = options.training_data.get();
-  json[kSamples] = data != nullptr ? data->size() : 0;
-  json[kSets] = data != nullptr ? data->fingerprint() : 0;
-  const uint64_t checksum = data != nullptr ? data->checksum() : 0;
-  json[kChecksum] = checksum != 0 ? ordered_json(checksum) : ordered_json(kUnknown);
+  json.update(facts_of(data, kTrainingData));
   json["shuffle"] = options.shuffle;
   json["whether there is an order of the samples"] = options.order != nullptr;
   json["whether there is a collate"] = options.collate != nullptr;
@@ -190,6 +196,12 @@ void check_same_options(const comm::Group& ranks, const InitializeOptions& optio
     axes.push_back(concat(axis.name, ' ', axis.size));
   }
   json["axes of the mesh"] = axes;
+  compare(ranks, json, data);
+}
+
+void check_same_data(const comm::Group& ranks, const data::Dataset* data, const std::string& name) {
+  ordered_json json = facts_of(data, name);
+  json["whether there is " + name] = data != nullptr;
   compare(ranks, json, data);
 }
 

@@ -12,6 +12,7 @@
 #include <trireme/generate/merge.h>
 #include <trireme/generate/model_files.h>
 #include <trireme/models/adapter_files.h>
+#include <trireme/parallel/tensor/skip_init.h>
 #include <trireme/parallel/tensor/split_module.h>
 #include <trireme/tokenizer/tokenizer_files.h>
 
@@ -124,7 +125,10 @@ Trained load_checkpoint(const fs::path& path, const fs::path& adapter, const ten
   if (lora.on() && !adapter.empty()) {
     refuse_second(saved.folder(), "is of a run with adapters", adapter);
   }
-  trained.model = models::LanguageModel(model.language(), split_among(ranks));
+  {
+    const tensor::SkipInit skip_init(true);
+    trained.model = models::LanguageModel(model.language(), split_among(ranks));
+  }
   const ReadParameter read = [&saved](const std::string& name, const at::Tensor& value) {
     saved.read_into(name, 0, value.detach());
   };

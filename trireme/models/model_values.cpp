@@ -6,6 +6,7 @@
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/huggingface_weights.h>
 #include <trireme/models/split_values.h>
+#include <trireme/parallel/tensor/skip_init.h>
 
 namespace trireme::models {
 
@@ -24,6 +25,8 @@ ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<Laye
     : fill_(std::move(random)) {
   if (!init_from.empty()) {
     read_from(family, shapes, init_from, lora);
+  } else if (tensor::SkipInit::is_on()) { // whoever builds the model has all values
+    fill_ = [](const std::string&, const at::Tensor&) {};
   }
   if (lora.on() && !lora.init_from.empty()) {
     fill_ = [lora, adapters = adapter_values(lora, shapes, fill_), others = std::move(fill_)](

@@ -1,7 +1,9 @@
 #include <trireme/train/registry.h>
 
 #include <trireme/base/error.h>
+#include <trireme/data/tokenize/ending_signals.h>
 #include <trireme/engine/preemption.h>
+#include <trireme/engine/same_data.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/train/freeze.h>
 
@@ -27,6 +29,16 @@ Keys keys_of(const JsonNode& section, const config::RunPaths& paths) {
   Keys keys(section, paths);
   keys.find("type");
   return keys;
+}
+
+// SIGINT ends a rank at once, but not while it tokenizes.
+void prepare_tokens(const DataContext& context) {
+  const data::EndingSignals interrupt({SIGINT});
+  const auto stop = [] { return engine::Preemption::asked() != 0 || data::EndingSignals::asked() != 0; };
+  data::prepare_tokens(context.run.data, context.token_cache, stop);
+  if (data::EndingSignals::asked() != 0) {
+    throw Error("data", "asked to end after tokenizing");
+  }
 }
 
 } // namespace
@@ -160,9 +172,7 @@ data::Datasets Registry::open_data(const DataContext& context) const {
   data::Datasets datasets;
   comm::World& world = context.world;
   if (data::has_texts(context.run.data) && !context.token_cache.empty()) {
-    engine::call_on_each_host(world, [&] {
-      data::prepare_tokens(context.run.data, context.token_cache, [] { return engine::Preemption::asked() != 0; });
-    });
+    engine::call_on_each_host(world, [&] { prepare_tokens(context); });
   }
   engine::check_together(world.group(), [&] {
     const config::RunConfig& run = context.run;
@@ -179,6 +189,7 @@ data::Datasets Registry::open_data(const DataContext& context) const {
                        "Set Datasets::validation, or leave eval_every out.");
     }
   });
+  engine::check_same_data(world.group(), datasets.validation.get(), "the validation data");
   return datasets;
 }
 

@@ -2,8 +2,11 @@
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
+#include <trireme/base/text.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/config/adapter_config.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/models/adapter_files.h>
 
 #include <nlohmann/json.hpp>
 
@@ -58,6 +61,18 @@ void check_alpha(const config::RunConfig& run, const fs::path& from, const comm:
                        concat("Set it to ", alpha.get<double>(), ": with another the model would not be the same."));
     }
   });
+}
+
+void note_other_base(config::RunConfig& run) {
+  if (!run.training.lora || run.model.lora().init_from.empty() || run.model.init_from().empty()) {
+    return;
+  }
+  const fs::path& adapter = run.model.lora().init_from;
+  const std::string base = config::other_base_of_adapter(adapter, run.model.init_from());
+  if (!base.empty() && !models::has_base_sample(adapter)) {
+    run.notes.push_back(concat("model.adapter: ", adapter.string(), " was trained on ", printable(base),
+                               ", and this model is ", run.model.init_from().string(), '.'));
+  }
 }
 
 } // namespace trireme::train

@@ -32,4 +32,9 @@ std::optional<RunStart> find_start(const TrainCommand& command, const std::strin
 /// targets apart, but not another alpha. `from`: a checkpoint, or the folder of them. Collective. Errors: InputError.
 void check_alpha(const config::RunConfig& run, const std::filesystem::path& from, const comm::Group& group);
 
+/// Adds a note to `run` if its adapter names another base model than it begins with and has no sample of it: PEFT's
+/// have none. Where there is a sample, the model's values were compared with it when the adapter was read. Errors:
+/// InputError for an adapter that cannot be read.
+void note_other_base(config::RunConfig& run);
+
 } // namespace trireme::train

@@ -212,7 +212,9 @@ Task TrainRun::build_task() {
   ranks.context = mesh_.group(mesh::Axis::context);
   ranks.context_kind = run_.parallel.context_kind;
   if (!start_ || worker_ || !checkpoint::find_newest(start_->from, world_.group())) {
-    return registry_.make_task({run_, datasets_, ranks});
+    Task task = registry_.make_task({run_, datasets_, ranks});
+    note_other_base(run_);
+    return task;
   }
   resumed_run_ = run_;
   resumed_run_->model.init_from().clear(); // the checkpoint has the weights
