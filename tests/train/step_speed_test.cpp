@@ -22,7 +22,8 @@ TEST(StepSpeedTest, ProductsFollowThePrecision) {
   EXPECT_EQ(product_type(options, false), ProductType::fp32);
   options.autocast = true;
   EXPECT_EQ(product_type(options, true), ProductType::half);
-  options = {.compute = precision::Type::bf16};
+  options = {};
+  options.compute = precision::Type::bf16;
   EXPECT_EQ(product_type(options, false), ProductType::half);
 }
 

@@ -3,6 +3,7 @@
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/base/run_token.h>
 #include <trireme/base/text.h>
 #include <trireme/config/run_file.h>
 #include <trireme/extensions/averaging/elastic_averaging_sync.h>
