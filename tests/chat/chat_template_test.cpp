@@ -55,6 +55,11 @@ TEST(ChatTemplateTest, ErrorsNameTheLineAndWhatIsSupported) {
   EXPECT_THAT(error_of("{{ '%d' | format(2) }}"), HasSubstr("supports only %s"));
   EXPECT_THAT(error_of("{%+ if 1 %}{% endif %}"), HasSubstr("'+' at the begin of a tag is not supported"));
   EXPECT_THAT(error_of("{% for x in y recursive %}{% endfor %}"), HasSubstr("recursive loop is not supported"));
+  EXPECT_THAT(error_of("{% macro m() %}\n{{ kwargs }}{% endmacro %}"),
+              HasSubstr("t.jinja:2: 'kwargs' of a macro is not"));
+  EXPECT_THAT(error_of("{% macro m(a) %}{% for x in varargs %}{% endfor %}{% endmacro %}"),
+              HasSubstr("'varargs' of a"));
+  EXPECT_EQ(render("{% macro m(kwargs) %}{{ kwargs }}{% endmacro %}{{ m(3) }}{{ varargs }}"), "3");
   EXPECT_THAT(error_of("{% for x in messages %}\n{{ x.content.y.z }}{% endfor %}"),
               HasSubstr("t.jinja:2: 'str object' has no attribute 'y'"));
   EXPECT_THAT(error_of("{{ messages.append(1) }}"), HasSubstr("no method is named 'append'"));

@@ -178,6 +178,10 @@ ExpressionPtr Parser::parse_name() {
   if (name == "true" || name == "True" || name == "false" || name == "False") {
     node->value = name == "true" || name == "True";
   } else if (name != "none" && name != "None") {
+    if ((name == "kwargs" || name == "varargs") && macro_ != nullptr &&
+        std::ranges::find(macro_->parameters, name) == macro_->parameters.end()) {
+      fail(concat("'", name, "' of a macro is not supported"), "Give the macro a parameter for each argument.");
+    }
     node->kind = Form::name;
     node->name = name;
   }

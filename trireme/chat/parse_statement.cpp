@@ -247,7 +247,10 @@ Statement Parser::parse_set(int line) {
 MacroStatement Parser::parse_macro() {
   std::string name = take_name("the name of the macro");
   Signature signature = parse_signature();
-  return {.name = std::move(name), .signature = std::move(signature), .body = parse_own_block("endmacro")};
+  const Signature* const around = std::exchange(macro_, &signature);
+  Body body = parse_own_block("endmacro");
+  macro_ = around;
+  return {.name = std::move(name), .signature = std::move(signature), .body = std::move(body)};
 }
 
 Body Parser::parse_own_block(std::string_view end) {

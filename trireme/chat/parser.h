@@ -91,7 +91,8 @@ class Parser {
   const std::string& source_;
   size_t at_ = 0;
   int level_ = 0;
-  int loops_ = 0; ///< around here, within the macro
+  int loops_ = 0;                    ///< around here, within the macro
+  const Signature* macro_ = nullptr; ///< around here
   std::vector<std::string> open_tags_;
 };
 
