@@ -150,6 +150,12 @@ TEST_F(LoraTest, PeftMayLeaveOutBlocksAndLayers) {
   EXPECT_THAT(layers({{"exclude_modules", R"(model\.layers\.0\..*)"}}), ElementsAre(kQuery, kValue));
   EXPECT_EQ(layers({{"exclude_modules", "v_proj"}}).size(), 4u) << "an expression for the full name";
   EXPECT_EQ(layers({{"layers_to_transform", json::array()}, {"exclude_modules", json::array()}}).size(), 4u);
+  for (const json& pattern : {json("layers"), json({"layers"}), json(""), json::array()}) {
+    EXPECT_THAT(layers({{"layers_to_transform", {1}}, {"layers_pattern", pattern}}), ElementsAre(kQuery, kValue));
+  }
+  EXPECT_THAT(lora_refusal([&] { layers({{"layers_to_transform", {1}}, {"layers_pattern", {"layers", "h"}}}); }),
+              AllOf(HasSubstr("layers_pattern[1]: this model's blocks are \"layers\", not \"h\""),
+                    HasSubstr("write \"layers\"")));
   EXPECT_THAT(lora_refusal([&] { layers({{"layers_to_transform", {2}}}); }), HasSubstr("no such linear layer"));
   EXPECT_THAT(lora_refusal([&] { layers({{"layers_to_transform", {"1"}}}); }), HasSubstr("layers_to_transform[0]"));
 }
@@ -170,6 +176,11 @@ TEST_F(LoraTest, AClassifierIsTrainedBesideTheAdaptersOfABert) {
   EXPECT_EQ(written["task_type"], "SEQ_CLS");
   EXPECT_EQ(written["modules_to_save"], json({"classifier"}));
   EXPECT_EQ(written["target_modules"], json({"query", "value"}));
+
+  run["training"]["lora"]["targets"] = ".";
+  EXPECT_EQ(write_adapter_config(read_lora_run(run).model, "minilm")["target_modules"],
+            json({"intermediate.dense", "key", "output.dense", "query", "value"}))
+      << "\"dense\" is the pooler's, too";
 
   write({{"target_modules", {"query", "output.dense"}}, {"modules_to_save", {"classifier", "score"}}});
   const models::LoraOptions lora = read_adapter_config(folder(), bert_layers(Head::classes));
@@ -202,6 +213,8 @@ TEST_F(LoraTest, RefusesWhatCannotBeMeant) {
   EXPECT_THAT(refused({{"lora_alpha", -1}}), HasSubstr("must be above 0"));
   EXPECT_THAT(refused({{"lora_dropout", 1}}), HasSubstr("from 0 to below 1"));
   EXPECT_THAT(refused({{"target_modules", {"c_attn"}}}), HasSubstr("belongs to another base model"));
+  EXPECT_THAT(refused({{"target_modules", {"lm_head", "embed_tokens"}}}),
+              HasSubstr("embeddings and heads have no adapters"));
   EXPECT_THAT(refused({{"target_modules", "(q"}}), HasSubstr("regular expression"));
   EXPECT_THAT(refused({{"target_modules", std::string(2000, '(')}}), HasSubstr("more than 1000 characters"));
 

@@ -48,7 +48,6 @@ void refuse_other_methods(const JsonNode& root) {
                                    "use_dora",
                                    "rank_pattern",
                                    "alpha_pattern",
-                                   "layers_pattern",
                                    "layer_replication",
                                    "lora_bias",
                                    "target_parameters",
@@ -85,6 +84,16 @@ void check_whole_layers(const JsonNode& root, const std::set<std::string>& ours)
                 "Train the adapter without it.");
     }
   }
+}
+
+// Linear layers that PEFT sees in the models of these weights, whatever their head: an ending must not name them.
+std::vector<std::string> linear_names_for_peft(const ModelConfig& model) {
+  std::vector<std::string> names = models::linear_names(model.layer_shapes());
+  for (const char* const beside : {"bert.pooler.dense", "cls.predictions.transform.dense", "cls.predictions.decoder",
+                                   "cls.seq_relationship", "classifier", "lm_head", "score"}) {
+    names.emplace_back(beside);
+  }
+  return names;
 }
 
 // The names that a key of PEFT means: an expression for full names, or a list of their last parts.
@@ -133,6 +142,37 @@ std::optional<int64_t> block_of(const std::string& name) {
   return found == parts.rend() ? std::nullopt : std::optional<int64_t>(std::stoll(*found));
 }
 
+// "layers" of "model.layers.2.self_attn.q_proj": what names have before the number of their block.
+std::string list_of_blocks(const std::string& name) {
+  const std::vector<std::string> parts = split(name, '.');
+  const auto found = std::adjacent_find(parts.begin(), parts.end(), [](const std::string&, const std::string& next) {
+    return !next.empty() && next.find_first_not_of("0123456789") == std::string::npos;
+  });
+  return found == parts.end() ? "" : *found;
+}
+
+// PEFT looks for the numbers of layers_to_transform behind these names; a model here has one such list.
+void check_layers_pattern(const JsonNode& root, const std::vector<std::string>& names) {
+  const JsonNode* const pattern = root.find("layers_pattern");
+  if (pattern == nullptr || is_off(json(pattern->plain())) || names.empty()) {
+    return;
+  }
+  const std::string blocks = list_of_blocks(names.front());
+  const auto check = [&](const JsonNode& name) {
+    if (name.as_string() != blocks && !name.as_string().empty()) {
+      name.fail(concat("this model's blocks are \"", blocks, "\", not \"", printable(name.as_string()), '"'),
+                concat("Leave it out, or write \"", blocks, "\"."));
+    }
+  };
+  if (pattern->kind() == JsonNode::Kind::array) {
+    for (const JsonNode& name : pattern->elements()) {
+      check(name);
+    }
+  } else {
+    check(*pattern);
+  }
+}
+
 // PEFT's target_modules without its exclude_modules, in the blocks of its layers_to_transform.
 std::set<std::string> layers_of(const JsonNode& root, const JsonNode& targets, const std::vector<std::string>& names) {
   const bool all = targets.kind() == JsonNode::Kind::string && targets.as_string() == "all-linear";
@@ -142,6 +182,7 @@ std::set<std::string> layers_of(const JsonNode& root, const JsonNode& targets, c
       layers.erase(name);
     }
   }
+  check_layers_pattern(root, names);
   if (const JsonNode* only = find_value(root, "layers_to_transform"); only != nullptr && !is_off(json(only->plain()))) {
     const std::set<int64_t> blocks = numbers_in(*only);
     std::erase_if(layers, [&](const std::string& name) {
@@ -150,7 +191,8 @@ std::set<std::string> layers_of(const JsonNode& root, const JsonNode& targets, c
     });
   }
   if (layers.empty()) {
-    targets.fail("the model has no such linear layer in its blocks", "The adapter belongs to another base model.");
+    targets.fail("the model has no such linear layer in its blocks",
+                 "The adapter belongs to another base model; embeddings and heads have no adapters.");
   }
   return layers;
 }
@@ -216,7 +258,7 @@ nlohmann::ordered_json write_adapter_config(const ModelConfig& model, const std:
       {"lora_alpha",
        is_whole ? nlohmann::ordered_json(static_cast<int64_t>(lora.alpha)) : nlohmann::ordered_json(lora.alpha)},
       {"lora_dropout", lora.dropout},
-      {"target_modules", target_endings(lora.layers, models::linear_names(model.layer_shapes()))},
+      {"target_modules", target_endings(lora.layers, linear_names_for_peft(model))},
       {"bias", "none"},
       {"fan_in_fan_out", model.kind == ModelConfig::Kind::gpt}}; // its files have matrices as [in, out]
   if (model.is_language()) {
