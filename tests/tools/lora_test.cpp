@@ -242,7 +242,7 @@ TEST_F(LoraRunTest, AnotherNameIsNotedWhereNoSampleTells) {
   });
 }
 
-// Without a folder to begin with: initial values, dropout's masks and norms do not depend on the layout.
+// Without a folder to begin with: initial values and norms do not depend on the layout. (Masks of dropout do.)
 TEST_F(LoraRunTest, BeginsWithTheSameValuesInEveryLayout) {
   const json lora = {{"rank", 3}, {"alpha", 12}, {"targets", "proj|c_fc"}};
   for (const char* const type : {"gpt", "llama"}) {
