@@ -7,6 +7,7 @@
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/config/huggingface_model.h>
 #include <trireme/config/run_file.h>
+#include <trireme/generate/base_values.h>
 #include <trireme/generate/export_adapter.h>
 #include <trireme/generate/export_mark.h>
 #include <trireme/generate/merge.h>
@@ -70,6 +71,7 @@ ordered_json config_of(const config::ModelConfig& model, const ordered_json& bas
 // Parameters of a plain model, with `lora` merged into its weights. Returns their number of elements.
 int64_t save_weights(const checkpoint::Checkpoint& saved, const config::ModelConfig& model,
                      const models::LoraOptions& lora, at::ScalarType dtype, const fs::path& folder) {
+  BaseValues base(saved, model.init_from(), family_of(model));
   const ReadParameter read = [&saved](const std::string& name, const at::Tensor& value) {
     models::load_parameter(saved, name, value);
   };
@@ -83,9 +85,10 @@ int64_t save_weights(const checkpoint::Checkpoint& saved, const config::ModelCon
         continue;
       }
       const std::vector<int64_t>& sizes = parameter.sizes;
-      parameters.push_back({name, sizes, [&read, &lora, name, sizes] {
+      parameters.push_back({name, sizes, [&read, &lora, &base, name, sizes] {
                               at::Tensor value = at::empty(sizes, at::kFloat);
                               read(name, value);
+                              base.put_back(name, value);
                               merge_adapter(name, value, lora, read);
                               return value;
                             }});
