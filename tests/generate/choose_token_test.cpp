@@ -91,6 +91,15 @@ TEST(ChooseTokenTest, FrequenciesAreTheProbabilities) {
   }
 }
 
+TEST(ChooseTokenTest, TheSmallestTemperaturesTakeTheMostLikelyToken) {
+  const at::Tensor logits = some_logits();
+  at::Generator generator = at::detail::createCPUGenerator(3);
+  for (const double temperature : {0.0, 5e-324, 1e-45, 1e-38, 1e-37, 1e-30, 1e-20}) {
+    EXPECT_EQ(choose_token(logits, {}, {.temperature = temperature}, generator), logits.argmax().item<int64_t>())
+        << temperature;
+  }
+}
+
 TEST(ChooseTokenTest, ValuesOutsideTheirRangeAreNamed) {
   const std::pair<const char*, Choice> wrong[] = {{"temperature", {.temperature = -1}},
                                                   {"temperature", {.temperature = NAN}},

@@ -133,7 +133,7 @@ const Key kSetType = {"type", H, "text", "required", "\"tokens\", \"text\" or \"
 const Key kPackDocuments = {"pack", H, "bool", "false", "Keep the documents in a sample apart: no attention across them, positions that count from 0 in each, and no prediction of the next one's first token. Not for raw files of tokens."};
 const Key kLineFiles = {"train", H, "paths", "required", "Files of JSON lines in UTF-8, plain or compressed (.gz): each line has text, messages, or prompt and response."};
 const Key kLossOn = {"loss_on", H, "word response|all", "\"response\"", "What counts in the loss of prompts and conversations: what the model should say, or all tokens."};
-const Key kChatTemplate = {"chat_template", H, "text", "null", "The template of conversations: a file (.jinja, or with a slash in its path), or the name of one in the tokenizer's folder. Without it the default one of that folder."};
+const Key kChatTemplate = {"chat_template", H, "text", "null", "The template of conversations: a file, or the name of one in the tokenizer's folder. A path with a slash or .jinja starts at the run file's folder. Without it the default one of the tokenizer's folder."};
 const Key kDataType = {"type", H, "text", "required", "\"tokens\", \"text\", \"jsonl\", \"labelled_text\", \"images\" or \"mixture\"."};
 
 std::vector<Section> data() {
@@ -272,7 +272,7 @@ std::vector<Section> run_sections() {
   out.push_back({"training.sample", "", "A text that the model writes at the end.", false, {
     {"prompt", H, "text", "\"\"", "Its beginning."},
     {"tokens", H, "int >= 1", "200", "Its length after the prompt."},
-    {"temperature", H, "real >= 0", "0.8", "0: always the most likely token."},
+    {"temperature", H, "real >= 0", "0.8", "0, or less than 1e-30: always the most likely token."},
     {"top_k", H, "int >= 0", "0", "Choose among this many most likely tokens; 0: among all."},
   }});
   return out;

@@ -18,6 +18,12 @@ at::Tensor keep_nucleus(const at::Tensor& logits, double share) {
   return at::full_like(logits, -INFINITY).scatter_(0, order, sorted.masked_fill(before >= share, -INFINITY));
 }
 
+// Below, logits divided by it leave the range of fp32, and long before that all but the largest have probability 0.
+bool takes_most_likely(const Choice& choice) {
+  constexpr double kLeast = 1e-30;
+  return choice.temperature < kLeast;
+}
+
 } // namespace
 
 void check(const Choice& choice) {
@@ -51,7 +57,7 @@ at::Tensor choice_logits(const at::Tensor& given, std::span<const int32_t> text,
     logits = logits.clone().index_copy_(
         0, seen, at::where(theirs < 0, theirs * choice.repetition_penalty, theirs / choice.repetition_penalty));
   }
-  if (choice.temperature == 0) {
+  if (takes_most_likely(choice)) {
     return logits;
   }
   logits = logits / choice.temperature;
@@ -72,7 +78,7 @@ at::Tensor choice_logits(const at::Tensor& given, std::span<const int32_t> text,
 int32_t choose_token(const at::Tensor& logits, std::span<const int32_t> text, const Choice& choice,
                      at::Generator& generator) {
   const at::Tensor left = choice_logits(logits, text, choice);
-  if (choice.temperature == 0) {
+  if (takes_most_likely(choice)) {
     return static_cast<int32_t>(left.argmax().item<int64_t>());
   }
   return static_cast<int32_t>(at::multinomial(at::softmax(left, 0), 1, false, generator).item<int64_t>());
