@@ -148,6 +148,8 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"data of type labelled_text",
      {{R"({"data": {"type": "labelled_text", "train": "train.jsonl", "train_labels": null}})"}}},
     {"packed documents", {{R"({"data": {"type": "tokens", "tokenizer": "bytes", "pack": true}})"}}},
+    {"loss_on \"response\"",
+     {{R"({"data": {"type": "jsonl", "train": "train.jsonl", "train_labels": null, "loss_on": "response"}})"}}},
     {"data of type tokens, text, jsonl or mixture",
      {{R"({"data": {"type": "text", "train": "train.txt", "train_labels": null}})"}}},
     {"seed_layers or activation_checkpoint_interval", engine("pipeline", R"({"seed_layers": true})")},

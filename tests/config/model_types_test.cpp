@@ -103,6 +103,32 @@ TEST(ModelTypesTest, WhatABertCannotDoIsRefused) {
   EXPECT_THAT(error({"parallel.context=3"}), HasSubstr("cannot share 16 tokens evenly"));
 }
 
+// Its masks take no notice of what counts, so only "all" is true.
+TEST(ModelTypesTest, AMaskedBertCountsAllTokensOfJsonLines) {
+  nlohmann::ordered_json lines = nlohmann::ordered_json::parse(kMaskedText);
+  lines["data"]["type"] = "jsonl";
+  const auto loss_on = [](const RunConfig& run) {
+    return run.data.sets.empty() ? run.data.loss_on : run.data.sets[0].data->loss_on;
+  };
+  nlohmann::ordered_json mixture = lines;
+  mixture["data"] = nlohmann::ordered_json::parse(
+      R"({"type": "mixture", "tokenizer": "bytes",
+          "sets": [{"data": {"type": "jsonl", "train": "a.jsonl"}, "weight": 1}]})");
+  for (const nlohmann::ordered_json& json : {lines, mixture}) {
+    const std::string key = json["data"].contains("sets") ? "data.sets.0.data.loss_on" : "data.loss_on";
+    const RunConfig run = read_types(json.dump());
+    EXPECT_EQ(loss_on(run), data::LossOn::all);
+    EXPECT_EQ(written_again(run), run.resolved);
+    EXPECT_EQ(refusal_of(json.dump(), {key + "=all"}), "");
+    EXPECT_THAT(refusal_of(json.dump(), {key + "=response"}),
+                AllOf(HasSubstr("loss_on \"response\" with a bert with the head masked_lm: any token may be masked"),
+                      HasSubstr("set it to \"all\"")));
+    nlohmann::ordered_json gpt = json;
+    gpt["model"] = {{"type", "gpt"}, {"layers", 2}, {"hidden", 32}, {"heads", 2}, {"sequence_length", 16}};
+    EXPECT_EQ(loss_on(read_types(gpt.dump())), data::LossOn::response);
+  }
+}
+
 TEST(ModelTypesTest, BertOnLabelledText) {
   const std::string text = R"({
     "model": {"type": "bert", "sequence_length": 16, "head": "classes", "classes": 3},

@@ -4,6 +4,8 @@
 #include <trireme/config/compatibility.h>
 #include <trireme/config/run_file.h>
 
+#include <algorithm>
+
 // The features that compatibility_table.cpp names in its rows: name, keys, and whether a setting uses them.
 
 namespace trireme::config {
@@ -272,6 +274,16 @@ constexpr Feature kImages{"data of type images", "data.type",
 constexpr Feature kTokens{"data of type tokens, text, jsonl or mixture", "data.type", is_windows};
 constexpr Feature kPack{"packed documents", "data.pack",
                         [](const Setting& s) { return s.run != nullptr && s.run->data.pack; }};
+constexpr Feature kLossOnResponse{
+    "loss_on \"response\"", "data.loss_on data.sets", [](const Setting& s) {
+      const auto counts_some = [](const data::DataOptions& data) {
+        return data.kind == data::DataOptions::Kind::json_lines && data.loss_on == data::LossOn::response;
+      };
+      return s.run != nullptr &&
+             (counts_some(s.run->data) || std::ranges::any_of(s.run->data.sets, [&](const data::MixtureSet& set) {
+                return counts_some(*set.data);
+              }));
+    }};
 constexpr Feature kLabelled{"data of type labelled_text", "data.type",
                             [](const Setting& s) { return is_data(s, data::DataOptions::Kind::labelled_text); }};
 constexpr Feature kLayerKeys{

@@ -94,8 +94,9 @@ void read_json_lines(const JsonNode& section, const RunPaths& paths, RunConfig& 
   const Values values(&section, "data", "jsonl");
   run.data.kind = DataKind::json_lines;
   read_files(section, values, paths, run.data);
+  const char* const usual = run.data.mask_fraction > 0 ? "all" : "response"; // of a bert any token may be masked
   run.data.loss_on =
-      lower(values.get<std::string>("loss_on", "response")) == "all" ? data::LossOn::all : data::LossOn::response;
+      lower(values.get<std::string>("loss_on", usual)) == "all" ? data::LossOn::all : data::LossOn::response;
   read_chat_template(section, paths, run.data);
   run.data.pack = values.get("pack", run.data.pack);
   run.data.tokenizer = values.get<std::string>("tokenizer", kBytes);
@@ -145,6 +146,7 @@ data::MixtureSet read_set(const JsonNode& set, const RunPaths& paths, RunConfig&
   const JsonNode& section = *set.find("data");
   RunConfig own;
   own.model = run.model;
+  own.data.mask_fraction = run.data.mask_fraction;
   const std::string type = lower(section.find("type")->as_string());
   type == "text"    ? read_text(section, paths, own)
   : type == "jsonl" ? read_json_lines(section, paths, own)

@@ -90,7 +90,7 @@ Section model_bert() {
     {"segments", H, "int >= 1", "2", "Rows of the segment embedding; every token is of segment 0."},
     kDropout,
     {"layer_norm_eps", H, "real > 0", "1e-12", "Added to the variance in LayerNorm."},
-    {"head", H, "word classes|masked_lm", "\"masked_lm\"", "masked_lm: predicts masked tokens of data of type text or tokens. classes: predicts the label of data of type labelled_text."},
+    {"head", H, "word classes|masked_lm", "\"masked_lm\"", "masked_lm: predicts masked tokens of data of type text, tokens, jsonl or mixture; any token may be masked, whatever loss_on of the shards was. classes: predicts the label of data of type labelled_text."},
     {"classes", H, "int >= 2", "2", "classes: number of different labels."},
     {"mask_fraction", H, "real 0..<1", "0.15", "masked_lm: share of the tokens that are predicted, above 0. 80 % of them are replaced by mask_token, 10 % by a random token, 10 % stay."},
     {"mask_token", H, "int >= 0", "null", "masked_lm: id of the mask token; without it the tokenizer's \"[MASK]\" or \"<mask>\", 256 for \"bytes\"."},
@@ -132,8 +132,8 @@ const Key kValidation = {"validation", H, "paths", "null", "The same for the eva
 const Key kSetType = {"type", H, "text", "required", "\"tokens\", \"text\" or \"jsonl\"."};
 const Key kPackDocuments = {"pack", H, "bool", "false", "Keep the documents in a sample apart: no attention across them, positions that count from 0 in each, and no prediction of the next one's first token. Not for raw files of tokens."};
 const Key kLineFiles = {"train", H, "paths", "required", "Files of JSON lines in UTF-8, plain or compressed (.gz): each line has text, messages, or prompt and response."};
-const Key kLossOn = {"loss_on", H, "word response|all", "\"response\"", "What counts in the loss of prompts and conversations: what the model should say, or all tokens."};
-const Key kChatTemplate = {"chat_template", H, "text", "null", "The template of conversations: a file, or the name of one in the tokenizer's folder. A path with a slash or .jinja starts at the run file's folder. Without it the default one of the tokenizer's folder."};
+const Key kLossOn = {"loss_on", H, "word response|all", "\"response\"", "What counts in the loss of prompts and conversations: what the model should say, or all tokens. \"all\" for a bert, which masks any token."};
+const Key kChatTemplate = {"chat_template", H, "text", "null", "The template of conversations: a file (a path with a slash or .jinja, which starts at the run file's folder), or the name of one in the tokenizer's folder. Without it the default one of that folder."};
 const Key kDataType = {"type", H, "text", "required", "\"tokens\", \"text\", \"jsonl\", \"labelled_text\", \"images\" or \"mixture\"."};
 
 std::vector<Section> data() {
