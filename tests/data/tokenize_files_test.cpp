@@ -15,6 +15,7 @@
 
 #include <gmock/gmock.h>
 
+#include <unistd.h>
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -380,6 +381,11 @@ TEST_F(TokenizeFilesTest, BadFilesAreNamedBeforeWork) {
   const auto refused_file = [&](const fs::path& file) { return refused(options({write("good.txt", "good"), file})); };
   EXPECT_THAT(refused_file(folder_ / "absent.txt"), AllOf(HasSubstr("absent.txt"), HasSubstr("No such file")));
   EXPECT_THAT(refused_file(folder_), HasSubstr("is not a file"));
+  int pipe[2] = {};
+  ASSERT_EQ(::pipe(pipe), 0);
+  EXPECT_THAT(refused_file(concat("/dev/fd/", pipe[0])), HasSubstr(concat("/dev/fd/", pipe[0], " is not a file")));
+  ::close(pipe[0]);
+  ::close(pipe[1]);
   EXPECT_THAT(refused_file(write("empty.txt", "")), HasSubstr("empty.txt is empty"));
   EXPECT_THAT(refused_file(write("empty.gz", pack(""))), HasSubstr("empty.gz is empty"));
   EXPECT_THAT(refused_file(write("cut.gz", pack(random_text(9000, 1)).substr(0, 100))),

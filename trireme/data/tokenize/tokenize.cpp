@@ -19,6 +19,15 @@ namespace fs = std::filesystem;
 
 constexpr const char* kChatTemplate = "chat_template.jinja";
 
+// Without links where the system can follow them: it cannot with "/dev/fd/63", a pipe, which is refused when it is
+// read.
+fs::path without_links(const fs::path& path) {
+  std::error_code unknown;
+  const fs::path absolute = fs::absolute(path, unknown);
+  fs::path found = fs::weakly_canonical(absolute, unknown);
+  return unknown ? absolute : found;
+}
+
 void check(const TokenizeOptions& options) {
   if (options.inputs.empty()) {
     throw InputError("data", "no files of text given");
@@ -27,9 +36,9 @@ void check(const TokenizeOptions& options) {
     throw InputError("data", concat("a folder, at least 1 thread and 1 token a shard are needed, got \"",
                                     options.out.string(), "\", ", options.threads, " and ", options.shard_tokens));
   }
-  const fs::path folder = fs::weakly_canonical(fs::absolute(options.out)) / "";
+  const fs::path folder = without_links(options.out) / "";
   for (const fs::path& input : options.inputs) {
-    const fs::path file = fs::weakly_canonical(fs::absolute(input));
+    const fs::path file = without_links(input);
     if (std::mismatch(folder.begin(), --folder.end(), file.begin(), file.end()).first == --folder.end()) {
       throw InputError("data",
                        concat("the input ", input.string(), " is inside of the output folder ", options.out.string()),
