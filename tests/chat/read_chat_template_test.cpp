@@ -50,6 +50,25 @@ TEST_F(ReadChatTemplateTest, AListHasNames) {
   EXPECT_EQ(rendered("rag"), "none");
 }
 
+// A file of that name in the working directory has nothing to do with it.
+TEST_F(ReadChatTemplateTest, ANameIsNoFile) {
+  put("model/additional_chat_templates/rag.jinja", "named");
+  put("rag", "file");
+  put("other.jinja", "file {{ messages[0].role }}");
+  const fs::path before = fs::current_path();
+  fs::current_path(scratch_.path);
+  const auto found = [&](const std::string& file_or_name, const fs::path& folder) {
+    const auto one = find_chat_template(file_or_name, folder);
+    return one ? one->render(kGreeting) : "none";
+  };
+  EXPECT_EQ(found("rag", "model"), "named");
+  EXPECT_EQ(found("rag", ""), "none");
+  EXPECT_EQ(found("./rag", "model"), "file");
+  EXPECT_EQ(found("other.jinja", "model"), "file user");
+  EXPECT_EQ(found("absent.jinja", "model"), "none");
+  fs::current_path(before);
+}
+
 TEST_F(ReadChatTemplateTest, SpecialTokensAreTextsOrObjects) {
   put("tokenizer_config.json",
       R"({"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null,

@@ -143,9 +143,13 @@ TEST_F(JsonLinesTest, ATemplateByItsNameIsOfTheTokenizersFolder) {
   const std::vector<int64_t> first = {0};
   EXPECT_EQ(make_datasets(named).train->get(first).input()[0][0].item<int64_t>(), 'r' - ' ');
   named.chat_template = "long";
+  EXPECT_THAT(
+      input_error([&] { prepare_tokens(named, folder_ / "cache"); }),
+      AllOf(HasSubstr("run.json:7:5: data.chat_template: there is no chat template \"long\": none of that name"),
+            HasSubstr((folder_ / "model").string())));
+  named.chat_template = "long.jinja";
   EXPECT_THAT(input_error([&] { prepare_tokens(named, folder_ / "cache"); }),
-              AllOf(HasSubstr("run.json:7:5: data.chat_template: there is no chat template \"long\""),
-                    HasSubstr((folder_ / "model").string())));
+              HasSubstr("\"long.jinja\": no such file"));
 }
 
 TEST_F(JsonLinesTest, BadLinesAndTemplatesAreNamed) {

@@ -262,7 +262,8 @@ struct Parser {
         ->check(CLI::IsMember({"response", "all"}))
         ->capture_default_str();
     c->add_option("--chat-template", tokens.chat_template,
-                  "The template of conversations: a file, or a name in the tokenizer's folder (default: that folder's)")
+                  "The template of conversations: a file (.jinja, or with a slash in its path), or the name of one in "
+                  "the tokenizer's folder (default: that folder's)")
         ->type_name("FILE");
     c->add_option("--end-token", tokens.end_token,
                   "The token behind each document, or none (default: the one that the tokenizer's files name)")

@@ -71,8 +71,11 @@ class ChatTemplate {
 std::optional<ChatTemplate> read_chat_template(const std::filesystem::path& folder,
                                                const std::string& name = "default");
 
-/// The template that a user names: a file of Jinja, else the template of that name in `folder` (empty: none). Special
-/// tokens are those of the folder. none: it is neither. Errors: InputError for damaged files.
+/// Whether a user means a file: it has a slash in its path, or the ending .jinja. Other words name a template.
+bool is_template_file(std::string_view file_or_name);
+
+/// The template that a user names: a file (is_template_file()), or the template of that name in `folder` (empty: none).
+/// Special tokens are those of the folder. none: there is no such one. Errors: InputError for damaged files.
 std::optional<ChatTemplate> find_chat_template(const std::string& file_or_name, const std::filesystem::path& folder);
 /// Its text, unparsed.
 std::optional<std::string> find_chat_template_text(const std::string& file_or_name,

@@ -85,12 +85,13 @@ std::optional<TemplateText> text_in(const fs::path& folder, const std::string& n
 
 std::optional<TemplateText> find_text(const std::string& file_or_name, const fs::path& folder,
                                       const std::optional<JsonNode>& config) {
-  std::error_code ignored;
-  if (fs::is_regular_file(file_or_name, ignored)) {
-    return TemplateText{read_file(file_or_name), file_or_name};
+  if (!is_template_file(file_or_name)) {
+    return folder.empty() ? std::nullopt : text_in(folder, file_or_name, config);
   }
-  const bool can_be_name = !folder.empty() && file_or_name.find('/') == std::string::npos;
-  return can_be_name ? text_in(folder, file_or_name, config) : std::nullopt;
+  std::error_code ignored;
+  return fs::is_regular_file(file_or_name, ignored)
+             ? std::optional(TemplateText{read_file(file_or_name), file_or_name})
+             : std::nullopt;
 }
 
 // Of a tokenizer's folder; empty: none.
@@ -112,6 +113,10 @@ std::optional<ChatTemplate> parsed(const std::optional<TemplateText>& found, con
 std::optional<ChatTemplate> read_chat_template(const fs::path& folder, const std::string& name) {
   const auto config = config_in(folder);
   return parsed(text_in(folder, name, config), config, folder);
+}
+
+bool is_template_file(std::string_view file_or_name) {
+  return file_or_name.find('/') != std::string_view::npos || file_or_name.ends_with(".jinja");
 }
 
 std::optional<ChatTemplate> find_chat_template(const std::string& file_or_name, const fs::path& folder) {

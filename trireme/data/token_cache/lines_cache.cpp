@@ -1,6 +1,7 @@
 #include <trireme/data/token_cache/lines_cache.h>
 
 #include <trireme/base/error.h>
+#include <trireme/chat/chat_template.h>
 #include <trireme/data/tokenize/write_shards.h>
 #include <trireme/tokenizer/tokenizer_files.h>
 
@@ -32,11 +33,10 @@ std::vector<fs::path> deciding_beside(const LineFiles& lines) {
   if (!files.empty()) {
     add(files.front().path.parent_path() / "config.json");
   }
-  if (!lines.chat_template.empty()) {
+  if (chat::is_template_file(lines.chat_template)) {
     add(lines.chat_template);
-    if (!files.empty()) {
-      add(files.front().path.parent_path() / "additional_chat_templates" / (lines.chat_template + ".jinja"));
-    }
+  } else if (!lines.chat_template.empty() && !files.empty()) {
+    add(files.front().path.parent_path() / "additional_chat_templates" / (lines.chat_template + ".jinja"));
   }
   return found;
 }

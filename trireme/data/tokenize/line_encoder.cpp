@@ -15,11 +15,14 @@ LineEncoder::LineEncoder(const tokenizer::Tokenizer& tokenizer, std::string toke
     const std::filesystem::path files = folder();
     template_ = chat::find_chat_template(options_.chat_template, files);
     if (!template_) {
+      const bool is_file = chat::is_template_file(options_.chat_template);
+      const std::string why = is_file         ? "no such file"
+                              : files.empty() ? "\"bytes\" has none"
+                                              : concat("none of that name in ", files.string());
       throw InputError(
           "data",
-          concat(options_.place, ": there is no chat template \"", printable(options_.chat_template),
-                 "\": no file, and ", files.empty() ? "\"bytes\" has none" : "none of that name in ", files.string()),
-          "Name a file of Jinja, or leave it out for the default template of the tokenizer's folder.");
+          concat(options_.place, ": there is no chat template \"", printable(options_.chat_template), "\": ", why),
+          "Name a file of Jinja (.jinja, or with a slash: ./NAME), or leave it out for the tokenizer's own template.");
     }
   }
 }

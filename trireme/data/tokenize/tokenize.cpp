@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/chat/chat_template.h>
 #include <trireme/data/tokenize/output_folder.h>
 #include <trireme/data/tokenize/write_shards.h>
 #include <trireme/tokenizer/tokenizer_files.h>
@@ -52,7 +53,7 @@ std::vector<std::string> copy_tokenizer(std::vector<tokenizer::TokenizerFile> fi
                                         const fs::path& folder) {
   constexpr mode_t kMode = 0644;
   std::error_code ignored;
-  if (!files.empty() && fs::is_regular_file(chat_template, ignored)) {
+  if (!files.empty() && chat::is_template_file(chat_template) && fs::is_regular_file(chat_template, ignored)) {
     std::erase_if(files, [](const tokenizer::TokenizerFile& file) { return file.name == kChatTemplate; });
     files.push_back({chat_template, kChatTemplate, /*decides=*/false});
   }
