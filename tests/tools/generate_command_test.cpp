@@ -168,6 +168,32 @@ TEST_F(GenerateCommandTest, RanksThatSplitTheModelGiveOneText) {
   EXPECT_EQ(command(how + " --tensor 2").status, 2);
 }
 
+// Parts of two models, or of two steps of a run, would give a text of neither. Copies of a model are one.
+TEST_F(GenerateCommandTest, RanksWithDifferentModelsAreRefused) {
+  const auto each_with = [&](const std::string& words) { // $RANK in them
+    write_file_atomically(folder / "own",
+                          concat("exec ", kTrireme, " generate --tensor 2 --temperature 0 --prompt 5 ", words));
+    return command("launch -n 2 -- sh own");
+  };
+  const Finished exported = command("export run model0");
+  ASSERT_EQ(exported.status, 0) << exported.output;
+  fs::copy(folder / "model0", folder / "model1");
+  const Finished copies = each_with("--max-tokens 5 model$RANK");
+  EXPECT_EQ(copies.status, 0) << copies.output;
+  std::string weights = read_file(folder / "model1/model.safetensors");
+  weights.back() = static_cast<char>(weights.back() ^ 1);
+  write_file_atomically(folder / "model1/model.safetensors", weights);
+  fs::copy(folder / "run/checkpoints/global_step20", folder / "run/checkpoints/global_step21");
+  for (const auto& [words, why] :
+       {std::pair("model$RANK", "rank 1 and rank 0 read different models: model.safetensors is not the same"),
+        {"run/checkpoints/global_step$((20 + RANK))", "rank 1 and rank 0 differ in the run: "},
+        {"$(test $RANK = 0 && echo run || echo model0)", "rank 1 and rank 0 differ in the kind of model: "}}) {
+    const Finished refused = each_with(words);
+    EXPECT_EQ(refused.status, 2) << words << '\n' << refused.output;
+    EXPECT_THAT(refused.output, HasSubstr(why));
+  }
+}
+
 TEST_F(GenerateCommandTest, Int8WeightsGiveTheTextOfATrainedModel) {
   const std::string how = "--prompt \"the qu\" --max-tokens 20 --temperature 0 ";
   const json text = rows(how).at(0).at("text");

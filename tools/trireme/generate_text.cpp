@@ -10,6 +10,7 @@
 #include <trireme/generate/chat_prompt.h>
 #include <trireme/generate/choose_token.h>
 #include <trireme/generate/load.h>
+#include <trireme/generate/same_files.h>
 #include <trireme/generate/sample.h>
 #include <trireme/generate/weight_types.h>
 #include <trireme/tokenizer/unicode.h>
@@ -309,18 +310,13 @@ int generate_text(const GenerateCommand& given) {
                      "Leave it out (--dtype bf16 halves the weights there), or set CUDA_VISIBLE_DEVICES= to use the "
                      "CPU.");
   }
-  generate::Trained trained;
-  const auto load = [&] {
-    trained = generate::load(command.from, command.adapter, {.group = ranks});
+  generate::Trained trained = generate::load(command.from, command.adapter, {.group = ranks});
+  const auto prepare = [&] {
     generate::convert_weights(trained.model, command.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
                               int8 ? generate::WeightType::int8 : generate::WeightType::same, ranks);
     device::move(*trained.model.module(), device);
   };
-  if (world) {
-    engine::check_together(ranks, load);
-  } else {
-    load();
-  }
+  generate::together(ranks, prepare);
   command.sample.vocab_size = trained.tokenizer ? trained.tokenizer->vocab_size() : 0;
   command.sample.end_tokens = trained.end_tokens;
   std::optional<generate::ChatPrompt> chat;

@@ -5,12 +5,15 @@
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/checkpoint/weight_files.h>
+#include <trireme/comm/differences.h>
 #include <trireme/config/adapter_config.h>
 #include <trireme/config/huggingface_folder.h>
 #include <trireme/config/huggingface_model.h>
 #include <trireme/config/run_file.h>
 #include <trireme/generate/merge.h>
 #include <trireme/generate/model_files.h>
+#include <trireme/generate/same_files.h>
 #include <trireme/models/adapter_files.h>
 #include <trireme/parallel/tensor/skip_init.h>
 #include <trireme/parallel/tensor/split_module.h>
@@ -19,9 +22,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
+#include <array>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace trireme::generate {
 namespace {
@@ -106,8 +113,7 @@ Trained load_huggingface(const fs::path& folder, const tensor::Ranks& ranks) {
 }
 
 // `adapter`: empty, or one that will be added.
-Trained load_checkpoint(const fs::path& path, const fs::path& adapter, const tensor::Ranks& ranks) {
-  const auto saved = open_held(path);
+Trained load_checkpoint(const checkpoint::Checkpoint& saved, const fs::path& adapter, const tensor::Ranks& ranks) {
   config::RunConfig run = run_of(saved, "generate");
   config::ModelConfig& model = run.model;
   if (!model.is_language()) {
@@ -177,23 +183,83 @@ fs::path base_folder(const fs::path& adapter) {
   return base;
 }
 
+enum class Kind { huggingface, adapter, run };
+
+Kind kind_of(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path / "config.json", ignored)            ? Kind::huggingface
+         : fs::is_regular_file(path / config::kAdapterConfig, ignored) ? Kind::adapter
+                                                                       : Kind::run;
+}
+
+// Before any rank reads what it names: ranks open the checkpoint that the first one names. Collective.
+void check_same_names(Kind kind, const fs::path& path, const fs::path& adapter, const comm::Group& ranks) {
+  constexpr std::array kKinds = {"a Hugging Face folder", "a folder of PEFT", "a run or checkpoint"};
+  if (ranks.size() == 1) {
+    return;
+  }
+  const auto found = comm::differences(ranks,
+                                       nlohmann::ordered_json{{"the kind of model", kKinds[static_cast<size_t>(kind)]},
+                                                              {"the run", kind == Kind::run ? path.string() : ""},
+                                                              {"whether there is an adapter", !adapter.empty()}},
+                                       "what generate reads");
+  if (!found.empty()) {
+    const comm::LeafDifference& first = found.front();
+    throw InputError(
+        "generate",
+        concat(first.ranks(), " differ in ", first.path.substr(1), ": ", first.other(), " and ", first.first()),
+        "Name the same model on every rank.");
+  }
+}
+
+// Those that decide what a rank's part is of. A manifest has the hashes of its checkpoint's files.
+std::vector<fs::path> compared_files(const fs::path& path, const fs::path& adapter,
+                                     const std::optional<checkpoint::Checkpoint>& saved) {
+  std::vector<fs::path> files;
+  fs::path tokenizer;
+  if (saved) {
+    const config::RunConfig run = run_of(*saved, "generate");
+    files.push_back(saved->folder() / "manifest.json");
+    tokenizer = run.data.tokenizer.empty() ? "" : kept_tokenizer(run, saved->folder());
+  } else {
+    files.push_back(path / "config.json");
+    const auto weights = checkpoint::WeightFiles::open(path);
+    for (const checkpoint::Safetensors& file : weights.files()) {
+      files.push_back(file.path());
+    }
+    tokenizer = config::tokenizer_in(path);
+  }
+  if (!tokenizer.empty()) {
+    for (const tokenizer::TokenizerFile& file : tokenizer::tokenizer_files(tokenizer.string())) {
+      files.push_back(file.path);
+    }
+  }
+  if (!adapter.empty()) {
+    files.insert(files.end(), {adapter / config::kAdapterConfig, adapter / models::kAdapterFile});
+  }
+  return files;
+}
+
 } // namespace
 
 Trained load(const fs::path& path, const fs::path& adapter, const tensor::Ranks& ranks) {
-  std::error_code ignored;
-  Trained trained;
-  if (fs::is_regular_file(path / "config.json", ignored)) {
-    trained = load_huggingface(path, ranks);
-  } else if (fs::is_regular_file(path / config::kAdapterConfig, ignored)) {
+  const Kind kind = kind_of(path);
+  check_same_names(kind, path, adapter, ranks.group);
+  if (kind == Kind::adapter) {
     if (!adapter.empty()) {
       refuse_second(path, "is a folder of PEFT with adapters", adapter);
     }
-    return load(base_folder(path), path, ranks);
-  } else {
-    trained = load_checkpoint(path, adapter, ranks);
+    fs::path base;
+    together(ranks.group, [&] { base = base_folder(path); });
+    return load(base, path, ranks);
   }
+  const auto saved = kind == Kind::run ? std::optional(open_held(path, ranks.group)) : std::nullopt;
+  check_same_files(ranks.group, [&] { return compared_files(path, adapter, saved); });
+  Trained trained;
+  together(ranks.group,
+           [&] { trained = saved ? load_checkpoint(*saved, adapter, ranks) : load_huggingface(path, ranks); });
   if (!adapter.empty()) {
-    merge(adapter, path, ranks, trained);
+    together(ranks.group, [&] { merge(adapter, path, ranks, trained); });
   }
   return trained;
 }

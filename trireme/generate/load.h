@@ -29,7 +29,9 @@ struct Trained {
 /// for this model; empty: none. Adapters are merged into the weights. `ranks`: those that split the model; each reads
 /// the files, and keeps its part. An adapter of the same shapes whose base model has another name is added with a
 /// warning. Errors: InputError when there is none, its model is no language model or brings adapters already, the
-/// adapter belongs to another base model, or the ranks do not divide the model's heads.
+/// adapter belongs to another base model, or the ranks do not divide the model's heads. Several ranks read the
+/// checkpoint that rank 0 finds, and compare what they read first (check_same_files()): one that has another model, and
+/// any error of one rank, is an error on all of them.
 Trained load(const std::filesystem::path& path, const std::filesystem::path& adapter = {},
              const tensor::Ranks& ranks = {});
 

@@ -157,10 +157,10 @@ void keep_labels(const std::vector<std::string>& labels, const fs::path& folder)
 
 } // namespace
 
-checkpoint::Checkpoint open_held(const fs::path& path) {
+checkpoint::Checkpoint open_held(const fs::path& path, const comm::Group& ranks) {
   checkpoint::OpenOptions options;
   options.hold_files = true;
-  return checkpoint::Checkpoint::open(path, "", options);
+  return checkpoint::Checkpoint::open(path, "", ranks, options);
 }
 
 config::RunConfig run_of(const checkpoint::Checkpoint& saved, const char* area) {

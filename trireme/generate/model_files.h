@@ -14,8 +14,9 @@ namespace trireme::generate {
 
 inline constexpr const char* kKept = "model";
 
-/// Opens a checkpoint to be read for longer than its training may keep it (OpenOptions::hold_files).
-checkpoint::Checkpoint open_held(const std::filesystem::path& path);
+/// Opens a checkpoint to be read for longer than its training may keep it (OpenOptions::hold_files). `ranks`: those
+/// that open the same one, which the first of them finds. Collective.
+checkpoint::Checkpoint open_held(const std::filesystem::path& path, const comm::Group& ranks = {});
 
 /// The configuration of a checkpoint's run. Errors: InputError of `area` for a model of a program's own type.
 config::RunConfig run_of(const checkpoint::Checkpoint& saved, const char* area);
