@@ -141,7 +141,8 @@ TEST_F(GenerateCommandTest, ChatPutsAMessageIntoTheTemplate) {
 
 TEST_F(GenerateCommandTest, RanksThatSplitTheModelGiveOneText) {
   write_file_atomically(folder / "prompts", "the \nquick brown\nj\n");
-  const std::string how = "generate run --json --max-tokens 20 --temperature 0 --prompts prompts";
+  const std::string greedy = "generate run --json --max-tokens 20 --temperature 0 --prompts ";
+  const std::string how = greedy + "prompts";
   const auto split = [&](int ranks, int tensor) {
     return command(concat("launch -n ", ranks, " -- ", kTrireme, ' ', how, " --tensor ", tensor));
   };
@@ -159,6 +160,9 @@ TEST_F(GenerateCommandTest, RanksThatSplitTheModelGiveOneText) {
   const std::vector<json> whole = texts(command(how));
   EXPECT_EQ(whole.size(), 3u);
   EXPECT_EQ(texts(split(2, 2)), whole) << "the first rank alone prints";
+  const Finished piped = sh(concat("cd ", folder.string(), " && cat prompts | OMP_NUM_THREADS=1 ", kTrireme,
+                                   " launch -n 2 -- ", kTrireme, ' ', greedy, "/dev/stdin --tensor 2"));
+  EXPECT_EQ(texts(piped), whole) << "the first rank alone reads";
   const Finished heads = split(3, 3);
   EXPECT_EQ(heads.status, 2) << heads.output;
   EXPECT_THAT(heads.output, HasSubstr("the 3 tensor-parallel ranks must divide the 2 heads"));
@@ -187,7 +191,8 @@ TEST_F(GenerateCommandTest, RanksWithDifferentModelsAreRefused) {
   for (const auto& [words, why] :
        {std::pair("model$RANK", "rank 1 and rank 0 read different models: model.safetensors is not the same"),
         {"run/checkpoints/global_step$((20 + RANK))", "rank 1 and rank 0 differ in the run: "},
-        {"$(test $RANK = 0 && echo run || echo model0)", "rank 1 and rank 0 differ in the kind of model: "}}) {
+        {"$(test $RANK = 0 && echo run || echo model0)", "rank 1 and rank 0 differ in the kind of model: "},
+        {"run --max-tokens $((RANK + 5))", "rank 1 and rank 0 differ in --max-tokens: 6 and 5"}}) {
     const Finished refused = each_with(words);
     EXPECT_EQ(refused.status, 2) << words << '\n' << refused.output;
     EXPECT_THAT(refused.output, HasSubstr(why));

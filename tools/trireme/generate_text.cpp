@@ -1,8 +1,11 @@
 #include "generate_text.h"
 
+#include "read_prompts.h"
+
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
+#include <trireme/comm/differences.h>
 #include <trireme/comm/world.h>
 #include <trireme/device/choose.h>
 #include <trireme/device/move.h>
@@ -18,11 +21,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 #include <optional>
 #include <utility>
@@ -79,35 +79,20 @@ class Words {
   std::optional<generate::ChatPrompt> chat_;
 };
 
-std::vector<std::string> prompts_of(const GenerateCommand& command) {
-  if (command.prompts.empty()) {
-    return {command.prompt};
-  }
-  if (std::error_code ignored; std::filesystem::is_directory(command.prompts, ignored)) {
-    throw InputError("generate", concat(command.prompts.string(), " is a folder"),
-                     "Give a text file with one prompt on each line.");
-  }
-  std::ifstream file(command.prompts);
-  if (!file) {
-    throw InputError("generate", concat("cannot open ", command.prompts.string(), ": ", std::strerror(errno)),
-                     "Give a text file with one prompt on each line.");
-  }
-  std::vector<std::string> prompts;
-  for (std::string line; std::getline(file, line);) {
-    if (line.ends_with('\r')) { // lines of Windows
-      line.pop_back();
-    }
-    if (line.find_first_not_of(" \t") != std::string::npos) {
-      prompts.push_back(line);
-    }
-  }
-  if (!file.eof() || prompts.empty()) {
+// What each rank does with them: ranks that wait for different numbers of tokens would hang.
+void check_same_command(const GenerateCommand& command, const comm::Group& ranks) {
+  const nlohmann::ordered_json own = {{"--batch", command.batch}, {"--max-tokens", command.sample.tokens},
+                                      {"--dtype", command.dtype}, {"--weights", command.weights},
+                                      {"--chat", command.chat},   {"--system", command.system},
+                                      {"--stop", command.stop}};
+  const auto found = comm::differences(ranks, own, "options of trireme generate");
+  if (!found.empty()) {
+    const comm::LeafDifference& first = found.front();
     throw InputError(
         "generate",
-        concat(command.prompts.string(), prompts.empty() ? " has no prompts" : " cannot be read to its end"),
-        "Give a text file with one prompt on each line.");
+        concat(first.ranks(), " differ in ", first.path.substr(1), ": ", first.other(), " and ", first.first()),
+        "Start all ranks with the same command.");
   }
-  return prompts;
 }
 
 // A prompt's text as it grows.
@@ -300,9 +285,12 @@ int generate_text(const GenerateCommand& given) {
   if (command.chat && command.prompt.empty() && command.prompts.empty()) {
     throw InputError("generate", "--chat has no message", "Give it as --prompt TEXT, or a file of them as --prompts.");
   }
-  const std::vector<std::string> prompts = prompts_of(command);
   const std::optional<comm::World> world = world_of(command);
   const comm::Group ranks = world ? world->group() : comm::Group();
+  if (world) {
+    check_same_command(command, ranks);
+  }
+  const std::vector<std::string> prompts = read_prompts(command, ranks);
   const at::Device device = device::choose("auto", world ? world->local_rank() : 0, world ? world->local_size() : 1);
   const bool int8 = command.weights == "int8";
   if (int8 && !device.is_cpu()) {
