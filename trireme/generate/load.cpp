@@ -174,6 +174,12 @@ void merge(const fs::path& adapter, const fs::path& model, const tensor::Ranks& 
 fs::path base_folder(const fs::path& adapter) {
   const fs::path base = config::base_of_adapter(adapter);
   std::error_code ignored;
+  if (base.empty()) {
+    throw InputError(
+        "generate",
+        concat((adapter / config::kAdapterConfig).string(), " names no base model (base_model_name_or_path)"),
+        concat("Name the base model's folder instead, with --adapter ", adapter.string(), '.'));
+  }
   if (!fs::is_regular_file(base / "config.json", ignored)) {
     throw InputError("generate",
                      concat((adapter / config::kAdapterConfig).string(), ": the base model \"", base.string(),

@@ -38,9 +38,16 @@ Sizes trained_in(const std::vector<LayerShape>& shapes, const LoraOptions& lora)
   return sizes;
 }
 
-[[noreturn]] void refuse(const std::filesystem::path& file, const std::string& what) {
-  throw InputError("lora", concat(file.string(), ": ", what),
-                   "The adapter belongs to another base model, or training.lora differs from its adapter_config.json.");
+constexpr const char* kOtherBase =
+    "The adapter belongs to another base model, or training.lora differs from its adapter_config.json.";
+
+[[noreturn]] void refuse(const std::filesystem::path& file, const std::string& what, const char* next = kOtherBase) {
+  throw InputError("lora", concat(file.string(), ": ", what), next);
+}
+
+// Whether PEFT's adapter is of a layer beside the numbered blocks: an embedding, a head or a pooler.
+bool is_beside_blocks(const std::string& tensor) {
+  return tensor.find(".lora_") != std::string::npos && tensor.find_first_of("0123456789") == std::string::npos;
 }
 
 // Older folders of PEFT have their values as a pickle, which can run code.
@@ -99,7 +106,11 @@ FillParameter adapter_values(const LoraOptions& lora, const std::vector<LayerSha
   for (const checkpoint::TensorInfo& tensor : file->tensors()) {
     const auto found = wanted.find(tensor.name);
     if (found == wanted.end()) {
-      refuse(path, concat("the model has no place for the tensor \"", tensor.name, '"'));
+      const bool beside = is_beside_blocks(tensor.name);
+      refuse(path,
+             concat("the model has no place for the tensor \"", tensor.name, '"',
+                    beside ? ": embeddings, heads and poolers have no adapters" : ""),
+             beside ? "Train the adapter on linear layers of the blocks alone." : kOtherBase);
     }
     if (found->second != tensor.shape) {
       refuse(path, concat("tensor \"", tensor.name, "\" has shape ", c10::IntArrayRef(tensor.shape),
