@@ -323,7 +323,8 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   set_pipeline(run, out);
 
   if (run.engine.precision.bf16_if_faster) {
-    out.notes.push_back("bf16 is \"auto\": estimated in fp32, which needs about as much");
+    out.notes.push_back(
+        "bf16 is \"auto\": estimated in fp32, an upper bound; in bf16 activations and frozen weights need half");
   }
   if (const auto size = run.engine.zero.shard_size; size && e.zero.stage > 0 && *size != e.gradient_ranks()) {
     if (e.gradient_ranks() % *size != 0) {
