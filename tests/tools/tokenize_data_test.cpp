@@ -209,6 +209,11 @@ TEST_F(TokenizeDataTest, BadInputIsOneSentence) {
               HasSubstr("half.jsonl:1: the key \"response\" is missing"));
   EXPECT_THAT(refused(path("half.jsonl") + " --tokenizer bytes --fields messages"),
               HasSubstr("half.jsonl:1: the key \"messages\" is missing"));
+  write_file_atomically(folder / "chat.jsonl", R"({"messages": [{"role": "user", "content": "a"}]})");
+  EXPECT_THAT(refused(path("chat.jsonl") + " --tokenizer bytes"),
+              HasSubstr("has no chat template, which \"messages\" needs"));
+  EXPECT_THAT(refused(path("chat.jsonl") + " --tokenizer bytes"),
+              HasSubstr("--chat-template of trireme data tokenize"));
   EXPECT_THAT(refused(path("half.jsonl") + " --tokenizer bytes --fields words"), HasSubstr("--fields"));
   EXPECT_THAT(refused(path("absent.txt") + " --tokenizer bytes"), HasSubstr("absent.txt"));
   EXPECT_THAT(refused(path("text.txt") + " --tokenizer nothing"), HasSubstr("\"nothing\" is neither"));

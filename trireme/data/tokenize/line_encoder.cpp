@@ -39,9 +39,10 @@ const chat::ChatTemplate& LineEncoder::chat_template() const {
     template_ = files.empty() ? std::nullopt : chat::read_chat_template(files);
   }
   if (!template_) {
-    throw InputError("data",
-                     concat("the tokenizer ", tokenizer_name_, " has no chat template, which \"messages\" needs"),
-                     "Put the model's chat_template.jinja into the tokenizer's folder, or name one (chat_template).");
+    throw InputError(
+        "data", concat("the tokenizer ", tokenizer_name_, " has no chat template, which \"messages\" needs"),
+        "Put the model's chat_template.jinja into the tokenizer's folder, or name one: data.chat_template of "
+        "a run, --chat-template of trireme data tokenize.");
   }
   return *template_;
 }
