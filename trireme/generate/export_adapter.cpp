@@ -21,8 +21,10 @@ fs::path base_folder_of(const config::RunConfig& run) {
   std::error_code ignored;
   const fs::path folder = fs::is_regular_file(from, ignored) ? from.parent_path() : from;
   if (folder.empty() || checkpoint::find_newest(folder)) {
-    throw InputError("export", "the run did not begin with a Hugging Face folder, to which its adapters would belong",
-                     "Write the model with its adapters merged into the weights: trireme export --merge.");
+    throw InputError(
+        "export",
+        "the run names no Hugging Face folder that it began with (model.init_from), to which its adapters belong",
+        "Write the model with its adapters merged into the weights: trireme export --merge.");
   }
   return folder;
 }
