@@ -150,6 +150,7 @@ class Batch {
     std::vector<Ids> ids;
     for (const std::string& prompt : prompts) {
       ids.push_back(words_.ids_of(prompt));
+      generate::check_prompt(trained_.model, ids.back()); // before anything is printed
       warn_if_cut(ids.back().size(), first + std::ssize(texts));
       texts.push_back({.prompt = prompt, .ids = ids.back(), .before = words_.text_of(ids.back())});
     }

@@ -20,16 +20,6 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-void check_prompt(const Ids& prompt, int64_t vocab_size) {
-  for (const int32_t token : prompt) {
-    if (token < 0 || token >= vocab_size) {
-      throw InputError("generate",
-                       concat("the prompt has token ", token, ", but the model's tokens are 0 to ", vocab_size - 1),
-                       "Was the model trained with another tokenizer?");
-    }
-  }
-}
-
 // Begins as torch.manual_seed(seed) does, which takes the low 32 bits, and with all 64 bits where the others are not 0.
 at::Generator generator_of(uint64_t seed) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
@@ -170,12 +160,23 @@ class Texts {
 
 } // namespace
 
+void check_prompt(const models::LanguageModel& model, const Ids& prompt) {
+  const int64_t vocab_size = model.shape().vocab_size;
+  for (const int32_t token : prompt) {
+    if (token < 0 || token >= vocab_size) {
+      throw InputError("generate",
+                       concat("the prompt has token ", token, ", but the model's tokens are 0 to ", vocab_size - 1),
+                       "Was the model trained with another tokenizer?");
+    }
+  }
+}
+
 std::vector<Ids> continue_prompts(const models::LanguageModel& model, std::vector<Ids> prompts,
                                   const SampleOptions& options, const OnToken& on_token, const comm::Group& ranks) {
   const c10::InferenceMode inference; // fused::linear() is faster then
   check(options.choice);
   for (Ids& prompt : prompts) {
-    check_prompt(prompt, model.shape().vocab_size);
+    check_prompt(model, prompt);
     if (prompt.empty()) {
       prompt.push_back(0);
     }
