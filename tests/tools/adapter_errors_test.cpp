@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <cstring>
+
 namespace trireme::tools {
 namespace {
 
@@ -69,6 +71,52 @@ TEST_F(AdapterErrorsTest, AFolderOfAdaptersIsNoModel) {
   fs::rename(folder / "adapter/adapter_model.safetensors", folder / "adapter/adapter_model.bin");
   EXPECT_THAT(refused_from("base", "--set model.adapter=adapter"),
               AllOf(HasSubstr("has adapter_model.bin, which is not read"), HasSubstr("safe_serialization=True")));
+}
+
+TEST_F(AdapterErrorsTest, ANamedBaseModelIsNeeded) {
+  std::string config = read_file(folder / "adapter/adapter_config.json");
+  const size_t begin = config.find("\"base_model_name_or_path\": ") + std::strlen("\"base_model_name_or_path\": ");
+  config.replace(begin, config.find(',', begin) - begin, "null");
+  write_file_atomically(folder / "adapter/adapter_config.json", config);
+  EXPECT_THAT(refused("generate adapter --prompt 1"),
+              AllOf(HasSubstr("adapter_config.json names no base model (base_model_name_or_path)"),
+                    HasSubstr("with --adapter adapter")));
+  EXPECT_THAT(refused("generate plain --prompt \"3 99\""), testing::StartsWith("[generate] the prompt has token 99"));
+}
+
+// The checkpoint has the values of both folders, and run.json their names and the layers that are adapted.
+TEST_F(AdapterErrorsTest, AResumedRunNeedsNoFolderOfWeights) {
+  const std::string more = "train run.json --set model.init_from=base --set model.adapter=adapter --out ";
+  expect_done(in_folder(more + "again"));
+  fs::rename(folder / "base", folder / "moved");
+  fs::rename(folder / "adapter", folder / "moved-adapter");
+  const std::string on = "train again/run.json --set training.steps=2 ";
+  const Finished resumed = in_folder(on + "--out again --resume");
+  expect_done(resumed);
+  EXPECT_THAT(resumed.output, HasSubstr("at step 1"));
+  EXPECT_THAT(refused(on + "--out new"), HasSubstr("there is no file"));
+  EXPECT_THAT(refused(on + "--out new --resume"),
+              AllOf(HasSubstr("base (model.init_from), with which this run begins"), HasSubstr("Put it back")));
+  EXPECT_THAT(refused(on + "--out again --resume --set data.train=missing.bin"),
+              AllOf(HasSubstr("data.train"), HasSubstr("missing.bin")));
+  expect_done(in_folder("export again exported"));
+  EXPECT_THAT(read_file(folder / "exported/adapter_config.json"), HasSubstr((folder / "base").string()));
+}
+
+TEST_F(AdapterErrorsTest, TheKeyThatMadeOtherSamplesIsNamed) {
+  write_file_atomically(folder / "lines.jsonl",
+                        R"({"prompt": "What is a trireme?", "response": "A ship with three rows."})"
+                        "\n"
+                        R"({"prompt": "And a bireme, then?", "response": "One with two."})");
+  const std::string lines =
+      "train run.json --set data.type=jsonl --set data.train=lines.jsonl --set data.tokenizer=bytes "
+      "--set model.vocab_size=256 --set engine.train_batch_size=1 --out lines ";
+  expect_done(in_folder(lines));
+  const std::string on = lines + "--resume --set training.steps=2 --set ";
+  EXPECT_THAT(refused(on + "data.loss_on=all"),
+              AllOf(HasSubstr("data.loss_on is \"all\", and was \"response\""), HasSubstr("Set it back")));
+  EXPECT_THAT(refused(on + "data.pack=true"), HasSubstr("data.pack is true, and was false"));
+  expect_done(in_folder(on + "data.loss_on=response"));
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 #include <trireme/train/evaluator.h>
 
 #include <trireme/train/evaluation.h>
+#include <trireme/train/read_run.h>
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/env.h>
@@ -89,7 +90,7 @@ class Evaluator {
  public:
   Evaluator(const TrainCommand& command, int64_t data_ranks, const Registry& registry)
       : registry_(registry),
-        run_(config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, registry.types())),
+        run_(read_run_to_train(command, registry.types(), /*has_weights=*/true)),
         run_folder_(command.out),
         checkpoints_(command.out / "checkpoints"),
         data_ranks_(data_ranks),

@@ -125,7 +125,7 @@ bool files_fit(const estimate::Run& run) {
 std::optional<estimate::Need> need_of(const std::filesystem::path& run_file, const std::vector<std::string>& overrides,
                                       int64_t ranks, const config::RunTypes& types) {
   try {
-    const config::RunConfig run = config::read_run_file(run_file, overrides, config::Files::must_exist, types);
+    const config::RunConfig run = config::read_run_file(run_file, overrides, config::Files::may_be_absent, types);
     const estimate::Run described = describe_run(run, ranks).run;
     return files_fit(described) ? std::optional(estimate::need_of(described)) : std::nullopt;
   } catch (const InputError&) {
@@ -149,7 +149,7 @@ std::vector<std::string> arguments_of(const std::vector<std::string>& overrides,
 
 Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
                         const estimate::MemoryAtHand& memory, const config::RunTypes& types) {
-  const config::RunConfig run = config::read_run_file(run_file, overrides, config::Files::must_exist, types);
+  const config::RunConfig run = config::read_run_file(run_file, overrides, config::Files::may_be_absent, types);
   constexpr int kMostChanges = 4;
   Fitting smallest;
   std::optional<Fitting> found;
@@ -163,7 +163,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
     const int64_t count = layouts[l].ranks;
     std::optional<config::RunConfig> laid_out;
     try {
-      laid_out = config::read_run_file(run_file, with_layout, config::Files::must_exist, types);
+      laid_out = config::read_run_file(run_file, with_layout, config::Files::may_be_absent, types);
       laid_out->engine.batch_for(count / ranks_of_replica(*laid_out));
     } catch (const InputError&) {
       continue;

@@ -1,5 +1,7 @@
 #include <trireme/train/run_start.h>
 
+#include <trireme/train/read_run.h>
+
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
@@ -10,9 +12,41 @@
 
 #include <nlohmann/json.hpp>
 
+#include <string_view>
+#include <vector>
+
 namespace trireme::train {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+// "data.pack is true, and was false": what a checkpoint's run had otherwise. Empty: nothing, or it cannot be read.
+std::string changed_data_keys(const config::RunConfig& run, const fs::path& from) {
+  const auto newest = checkpoint::find_newest(from);
+  std::vector<std::string> changes;
+  try {
+    const nlohmann::json before = newest ? checkpoint::Manifest::read(*newest).config : nlohmann::json();
+    const auto had = before.is_object() ? before.find("data") : before.end();
+    const auto has = run.resolved.find("data");
+    if (!before.is_object() || had == before.end() || has == run.resolved.end()) {
+      return "";
+    }
+    for (const auto& [key, value] : has->items()) {
+      const auto old = had->find(key);
+      if (old != had->end() && *old != nlohmann::json(value) && key != "prefetch") {
+        changes.push_back(value.is_structured()
+                              ? concat("data.", key, " is not as it was")
+                              : concat("data.", key, " is ", value.dump(), ", and was ", old->dump()));
+      }
+    }
+  } catch (const std::exception&) {
+    return ""; // the load has reported it
+  }
+  return join(changes, "; ");
+}
+
+} // namespace
 
 std::optional<fs::path> saved_by(const std::string& job, const fs::path& folder, const comm::Group& group) {
   if (job.empty() || !checkpoint::find_newest(folder, group)) {
@@ -24,10 +58,10 @@ std::optional<fs::path> saved_by(const std::string& job, const fs::path& folder,
 }
 
 std::optional<RunStart> find_start(const TrainCommand& command, const std::string& job, const comm::Group& group) {
-  const bool restarted = env::flag("TRIREME_RESTART");
-  if (!command.resume && !restarted) {
+  if (!continues(command)) {
     return std::nullopt;
   }
+  const bool restarted = env::flag("TRIREME_RESTART");
   const fs::path own_folder = command.out / "checkpoints";
   const bool from_path = command.resume && command.resume_from != "auto";
   const auto own = from_path && restarted ? saved_by(job, own_folder, group) : std::nullopt;
@@ -35,6 +69,31 @@ std::optional<RunStart> find_start(const TrainCommand& command, const std::strin
     return RunStart{command.resume_from, true};
   }
   return RunStart{own.value_or(own_folder), false};
+}
+
+void check_first_weights(const config::RunConfig& run, const comm::Group& group) {
+  engine::check_together(group, [&] {
+    if (const std::vector<AbsentWeights> absent = absent_weights(run); !absent.empty()) {
+      throw InputError("train",
+                       concat("there is no ", absent.front().path.string(), " (model.", absent.front().key,
+                              "), with which this run begins"),
+                       "Put it back: only a run that continues from a checkpoint does without.");
+    }
+  });
+}
+
+bool load_checkpoint(engine::Engine& engine, const config::RunConfig& run, const fs::path& from) {
+  try {
+    return engine.load_checkpoint(from).has_value();
+  } catch (const InputError& error) {
+    const bool is_of_data = std::string_view(error.what()).starts_with("[data]");
+    const std::string changes = is_of_data ? changed_data_keys(run, from) : "";
+    if (changes.empty()) {
+      throw;
+    }
+    throw InputError("train", concat("the samples are others than those of ", from.string(), ": ", changes),
+                     "Set it back, or begin a new run with the saved weights: model.init_from.");
+  }
 }
 
 void check_alpha(const config::RunConfig& run, const fs::path& from, const comm::Group& group) {

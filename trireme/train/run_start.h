@@ -4,6 +4,7 @@
 
 #include <trireme/comm/group.h>
 #include <trireme/config/run_file.h>
+#include <trireme/engine/engine.h>
 
 #include <filesystem>
 #include <optional>
@@ -27,6 +28,14 @@ std::optional<std::filesystem::path> saved_by(const std::string& job, const std:
 /// The start of `trireme train`: with `--resume` the named checkpoint; for a restart of `job` that job's last
 /// checkpoint, or where the job began. nullopt: the first step. Collective.
 std::optional<RunStart> find_start(const TrainCommand& command, const std::string& job, const comm::Group& group);
+
+/// Checks that the weights which a run begins with are there, if it has no checkpoint in spite of `--resume`.
+/// Collective. Errors: InputError.
+void check_first_weights(const config::RunConfig& run, const comm::Group& group);
+
+/// Loads a checkpoint, or the newest in a folder of them, into the run's engine. False: there is none. Collective.
+/// Errors: as Engine::load_checkpoint(); if the samples are others, with the keys of "data" that have changed.
+bool load_checkpoint(engine::Engine& engine, const config::RunConfig& run, const std::filesystem::path& from);
 
 /// Checks that adapters count as much as in the checkpoint whose values the run takes over: shapes tell other ranks and
 /// targets apart, but not another alpha. `from`: a checkpoint, or the folder of them. Collective. Errors: InputError.

@@ -1,5 +1,7 @@
 #include <trireme/train/server_roles.h>
 
+#include <trireme/train/read_run.h>
+
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
@@ -88,8 +90,7 @@ parallel::SyncFactory worker_sync(const config::EngineConfig& config, const Work
 }
 
 int serve_parameters(const TrainCommand& command, const config::RunTypes& types) {
-  const config::RunConfig run =
-      config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, types);
+  const config::RunConfig run = read_run_to_train(command, types, continues(command));
   if (run.engine.averaging.elastic) {
     return keep_store();
   }

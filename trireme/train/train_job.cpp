@@ -4,6 +4,7 @@
 #include <trireme/train/launch_options.h>
 #include <trireme/train/memory_check.h>
 #include <trireme/train/offload_check.h>
+#include <trireme/train/read_run.h>
 #include <trireme/train/run_estimate.h>
 #include <trireme/train/run_lock.h>
 #include <trireme/train/tf_config.h>
@@ -316,8 +317,7 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
 
 [[noreturn]] void become_rank(TrainCommand command, const JoinedJob& job, const Program& program) {
   check_joined(command, job);
-  const config::RunConfig run =
-      config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, program.types);
+  const config::RunConfig run = read_run_to_train(command, program.types, continues(command));
   bool evaluates = false;
   if (const auto tasks = job.launcher == kTfConfig ? tf_config() : std::nullopt) {
     check_tasks(run, *tasks);
@@ -374,8 +374,7 @@ int train_job(TrainCommand command, const Program& program) {
     become_rank(std::move(command), *job, program);
   }
   launch::SignalWatch signals; // from now on the job can answer a request to stop
-  const config::RunConfig run =
-      config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, program.types);
+  const config::RunConfig run = read_run_to_train(command, program.types, continues(command));
   warn_of_long_warm_up(run);
   launch::LaunchOptions options = launch_options(command.places);
   int64_t slots = 0;
@@ -388,7 +387,7 @@ int train_job(TrainCommand command, const Program& program) {
   if (command.memory_check && slots == 0 && plan::can_describe(run)) { // only agents know hosts, and ranks GPUs
     std::vector<std::string> overrides = command.overrides;
     const estimate::Run described =
-        describe_run(with_device(run, command.run_file, overrides, config::Files::must_exist, program.types), ranks)
+        describe_run(with_device(run, command.run_file, overrides, config::Files::may_be_absent, program.types), ranks)
             .run;
     const estimate::MemoryAtHand at_hand = estimate::memory_at_hand();
     check_memory(described, command.run_file, overrides, ranks, at_hand, program.types);

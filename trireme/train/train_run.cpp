@@ -4,6 +4,7 @@
 #include <trireme/train/evaluation.h>
 #include <trireme/train/join_traces.h>
 #include <trireme/train/offload_check.h>
+#include <trireme/train/read_run.h>
 #include <trireme/train/registry.h>
 #include <trireme/train/run_estimate.h>
 #include <trireme/train/run_start.h>
@@ -53,7 +54,7 @@ class TrainRun {
       : command_(command),
         registry_(registry),
         world_(world),
-        run_(config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, registry.types())),
+        run_(read_run_to_train(command, registry.types(), continues(command))),
         device_(device ? *device : choose_device()),
         mesh_(make_mesh()),
         writer_(command.out, worker_ ? std::optional(worker_->worker) : std::nullopt),
@@ -212,6 +213,9 @@ Task TrainRun::build_task() {
   ranks.context = mesh_.group(mesh::Axis::context);
   ranks.context_kind = run_.parallel.context_kind;
   if (!start_ || worker_ || !checkpoint::find_newest(start_->from, world_.group())) {
+    if (start_) {
+      check_first_weights(run_, world_.group());
+    }
     Task task = registry_.make_task({run_, datasets_, ranks});
     note_other_base(run_);
     return task;
@@ -253,7 +257,7 @@ void TrainRun::resume() {
     return;
   }
   check_alpha(run_, start_->from, world_.group());
-  if (engine_->load_checkpoint(start_->from)) {
+  if (load_checkpoint(*engine_, run_, start_->from)) {
     resumed_step_ = engine_->global_steps();
     last_saved_ =
         start_->elsewhere ? -1 : *resumed_step_; // the newest checkpoint of the run folder is another one, or missing
