@@ -20,9 +20,10 @@ class RowCall {
   void elements(T*& pointer, bool writes) {
     bytes(pointer, rows_ * columns_ * width_, writes);
   }
+  /// [columns] of the parameters' type.
   template <class T>
-  void per_column(T*& pointer, bool writes) {
-    bytes(pointer, columns_ * static_cast<int64_t>(sizeof(T)), writes);
+  void per_column(T*& pointer, Element parameters, bool writes) {
+    bytes(pointer, columns_ * (parameters == Element::f32 ? 4 : 2), writes);
   }
   template <class T>
   void per_row(T*& pointer, bool writes) {
@@ -46,7 +47,7 @@ void gelu(const kernels::GeluArgs& args, int64_t rows, at::Device) {
   RowCall call(rows, args.columns, args.element);
   kernels::GeluArgs own = args;
   call.elements(own.x, false);
-  call.per_column(own.bias, false);
+  call.per_column(own.bias, args.parameters, false);
   call.elements(own.y, true);
   call.launch("gelu");
   kCpuRowKernels.gelu(own, rows, at::kCPU);
@@ -56,10 +57,10 @@ void gelu_backward(const kernels::GeluArgs& args, int64_t rows, at::Device) {
   RowCall call(rows, args.columns, args.element);
   kernels::GeluArgs own = args;
   call.elements(own.x, false);
-  call.per_column(own.bias, false);
+  call.per_column(own.bias, args.parameters, false);
   call.elements(own.dy, false);
   call.elements(own.dx, true);
-  call.per_column(own.dbias, true);
+  call.per_column(own.dbias, args.parameters, true);
   call.launch("gelu_backward");
   kCpuRowKernels.gelu_backward(own, rows, at::kCPU);
 }
@@ -69,11 +70,11 @@ void layer_norm(const kernels::LayerNormArgs& args, int64_t rows, at::Device) {
   kernels::LayerNormArgs own = args;
   call.elements(own.x, false);
   call.elements(own.residual, false);
-  call.per_column(own.bias, false);
+  call.per_column(own.bias, args.parameters, false);
   call.elements(own.h, true);
   call.elements(own.y, true);
-  call.per_column(own.weight, false);
-  call.per_column(own.shift, false);
+  call.per_column(own.weight, args.parameters, false);
+  call.per_column(own.shift, args.parameters, false);
   call.per_row(own.mean, true);
   call.per_row(own.rstd, true);
   call.launch("layer_norm");
@@ -84,15 +85,15 @@ void layer_norm_backward(const kernels::LayerNormArgs& args, int64_t rows, at::D
   RowCall call(rows, args.columns, args.element);
   kernels::LayerNormArgs own = args;
   call.elements(own.h, false);
-  call.per_column(own.weight, false);
+  call.per_column(own.weight, args.parameters, false);
   call.per_row(own.mean, false);
   call.per_row(own.rstd, false);
   call.elements(own.dy, false);
   call.elements(own.dh_in, false);
   call.elements(own.dh, true);
-  call.per_column(own.dweight, true);
-  call.per_column(own.dshift, true);
-  call.per_column(own.dbias, true);
+  call.per_column(own.dweight, args.parameters, true);
+  call.per_column(own.dshift, args.parameters, true);
+  call.per_column(own.dbias, args.parameters, true);
   call.launch("layer_norm_backward");
   kCpuRowKernels.layer_norm_backward(own, rows, at::kCPU);
 }
@@ -104,7 +105,7 @@ void rms_norm(const kernels::RmsNormArgs& args, int64_t rows, at::Device) {
   call.elements(own.residual, false);
   call.elements(own.h, true);
   call.elements(own.y, true);
-  call.per_column(own.weight, false);
+  call.per_column(own.weight, args.parameters, false);
   call.per_row(own.rstd, true);
   call.launch("rms_norm");
   kCpuRowKernels.rms_norm(own, rows, at::kCPU);
@@ -114,12 +115,12 @@ void rms_norm_backward(const kernels::RmsNormArgs& args, int64_t rows, at::Devic
   RowCall call(rows, args.columns, args.element);
   kernels::RmsNormArgs own = args;
   call.elements(own.h, false);
-  call.per_column(own.weight, false);
+  call.per_column(own.weight, args.parameters, false);
   call.per_row(own.rstd, false);
   call.elements(own.dy, false);
   call.elements(own.dh_in, false);
   call.elements(own.dh, true);
-  call.per_column(own.dweight, true);
+  call.per_column(own.dweight, args.parameters, true);
   call.launch("rms_norm_backward");
   kCpuRowKernels.rms_norm_backward(own, rows, at::kCPU);
 }
@@ -129,7 +130,7 @@ void add_bias(const kernels::AddBiasArgs& args, int64_t rows, at::Device) {
   kernels::AddBiasArgs own = args;
   call.elements(own.x, false);
   call.elements(own.residual, false);
-  call.per_column(own.bias, false);
+  call.per_column(own.bias, args.parameters, false);
   call.elements(own.out, true);
   call.launch("add_bias");
   kCpuRowKernels.add_bias(own, rows, at::kCPU);
@@ -139,7 +140,7 @@ void column_sum(const kernels::ColumnSumArgs& args, int64_t rows, at::Device) {
   RowCall call(rows, args.columns, args.element);
   kernels::ColumnSumArgs own = args;
   call.elements(own.x, false);
-  call.per_column(own.sum, true);
+  call.per_column(own.sum, args.parameters, true);
   call.launch("column_sum");
   kCpuRowKernels.column_sum(own, rows, at::kCPU);
 }

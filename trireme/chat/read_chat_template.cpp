@@ -89,9 +89,8 @@ std::optional<TemplateText> find_text(const std::string& file_or_name, const fs:
     return folder.empty() ? std::nullopt : text_in(folder, file_or_name, config);
   }
   std::error_code ignored;
-  return fs::is_regular_file(file_or_name, ignored)
-             ? std::optional(TemplateText{read_file(file_or_name), file_or_name})
-             : std::nullopt;
+  return fs::is_regular_file(file_or_name, ignored) ? std::optional(TemplateText{read_file(file_or_name), file_or_name})
+                                                    : std::nullopt;
 }
 
 // Of a tokenizer's folder; empty: none.

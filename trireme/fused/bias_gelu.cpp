@@ -1,4 +1,3 @@
-#include <trireme/fused/floats.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 
@@ -18,13 +17,14 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     context->save_for_backward({x, bias});
     context->saved_data["form"] = form;
     const at::Tensor y = at::empty_like(x);
-    const Floats floats(bias);
+    const Parameters parameters(x, {bias});
     kernels::GeluArgs args;
     args.x = x.const_data_ptr();
-    args.bias = floats.data();
+    args.bias = parameters.data(0);
     args.y = y.mutable_data_ptr();
     args.columns = columns_of(x);
     args.element = element_of(x);
+    args.parameters = parameters.element();
     args.form = static_cast<Gelu>(form);
     row_kernels(x)->gelu(args, rows_of(x), x.device());
     return y;
@@ -37,18 +37,19 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     const at::Tensor& bias = saved[1];
     const at::Tensor dy = grads[0].to(x.scalar_type()).contiguous();
     const at::Tensor dx = at::empty_like(x);
-    const Floats floats(bias);
+    const Parameters parameters(x, {bias});
     kernels::GeluArgs args;
     args.x = x.const_data_ptr();
-    args.bias = floats.data();
+    args.bias = parameters.data(0);
     args.dy = dy.const_data_ptr();
     args.dx = dx.mutable_data_ptr();
     args.columns = columns_of(x);
     args.element = element_of(x);
+    args.parameters = parameters.element();
     args.form = static_cast<Gelu>(context->saved_data["form"].toInt());
     const bool wants_bias = bias.defined() && context->needs_input_grad(1);
-    const at::Tensor dbias = wants_bias ? floats_like(x, {args.columns}).zero_() : at::Tensor();
-    args.dbias = wants_bias ? dbias.mutable_data_ptr<float>() : nullptr;
+    const at::Tensor dbias = wants_bias ? gradients_of(x, parameters.element(), 1)[0] : at::Tensor();
+    args.dbias = wants_bias ? dbias.mutable_data_ptr() : nullptr;
     row_kernels(x)->gelu_backward(args, rows_of(x), x.device());
     return {dx, wants_bias ? dbias.to(bias.scalar_type()) : at::Tensor(), {}};
   }

@@ -1,44 +1,62 @@
+#include <trireme/fused/floats.h>
 #include <trireme/fused/row_kernels.h>
 #include <trireme/fused/rows.h>
 
 #include <torch/utils.h>
 
 #include <array>
+#include <cstring>
 
 namespace trireme::fused {
 namespace {
 
-/// Sums over rows: calls f(begin, end, partial sums) for blocks of rows, and adds what they give to `sums` [columns] on
-/// this thread; nullptr: not wanted. The blocks depend on the shape alone, so the order of additions does not depend on
-/// the number of threads.
+using kernels::Element;
+using kernels::FusedKernelSet;
+
+/// Sums over rows [columns] of type `element`, written from fp32; nullptr: not wanted.
+struct Sums {
+  void* to;
+  at::Tensor partial = {};
+
+  void write(int64_t blocks, int64_t columns, Element element) const {
+    if (to == nullptr) {
+      return;
+    }
+    const at::Tensor total = at::zeros({columns}, at::kFloat);
+    add_rows(partial.const_data_ptr<float>(), blocks, columns, total.mutable_data_ptr<float>());
+    const bool half = element == Element::bf16;
+    const at::Tensor rounded = half ? total.to(at::kBFloat16) : total;
+    std::memcpy(to, rounded.const_data_ptr(), static_cast<size_t>(columns) * (half ? 2 : 4));
+  }
+};
+
+/// Calls f(begin, end, partial sums) for blocks of rows, and writes what they add up to. The blocks depend on the shape
+/// alone, so the order of additions does not depend on the number of threads.
 template <size_t kSums, class F>
-void summed_rows(int64_t rows, int64_t columns, const std::array<float*, kSums>& sums, const F& f) {
+void summed_rows(int64_t rows, int64_t columns, Element parameters, std::array<Sums, kSums> sums, const F& f) {
   const int64_t block = std::max<int64_t>(16, (rows + 63) / 64);
   const int64_t blocks = (rows + block - 1) / block;
-  std::array<at::Tensor, kSums> partial;
-  for (size_t i = 0; i < kSums; ++i) {
-    if (sums[i] != nullptr) {
-      partial[i] = at::zeros({blocks, columns}, at::kFloat);
+  for (Sums& one : sums) {
+    if (one.to != nullptr) {
+      one.partial = at::zeros({blocks, columns}, at::kFloat);
     }
   }
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
       std::array<float*, kSums> at{};
       for (size_t i = 0; i < kSums; ++i) {
-        at[i] = sums[i] != nullptr ? partial[i].template mutable_data_ptr<float>() + b * columns : nullptr;
+        at[i] = sums[i].to != nullptr ? sums[i].partial.template mutable_data_ptr<float>() + b * columns : nullptr;
       }
       f(b * block, std::min(rows, (b + 1) * block), at);
     }
   });
-  for (size_t i = 0; i < kSums; ++i) {
-    if (sums[i] != nullptr) {
-      add_rows(partial[i].template const_data_ptr<float>(), blocks, columns, sums[i]);
-    }
+  for (const Sums& one : sums) {
+    one.write(blocks, columns, parameters);
   }
 }
 
 template <auto Kernel, class Args>
-void each_row(const Args& args, int64_t rows, at::Device /*device*/) {
+void each_row(const Args& args, int64_t rows) {
   parallel_rows(rows, args.columns,
                 [&](int64_t begin, int64_t end) { (kernels::active_fused_kernels().*Kernel)(args, begin, end); });
 }
@@ -49,21 +67,44 @@ void each_element(const kernels::GatedSiluArgs& args, int64_t count, at::Device 
                    [&](int64_t begin, int64_t end) { (kernels::active_fused_kernels().*Kernel)(args, begin, end); });
 }
 
-void gelu_backward(const kernels::GeluArgs& args, int64_t rows, at::Device device) {
+void gelu(const kernels::GeluArgs& args, int64_t rows, at::Device /*device*/) {
+  const Floats bias(args.bias, args.parameters, args.columns);
+  kernels::GeluArgs own = args;
+  own.bias = bias.data();
+  each_row<&FusedKernelSet::gelu>(own, rows);
+}
+
+void gelu_backward(const kernels::GeluArgs& args, int64_t rows, at::Device /*device*/) {
+  const Floats bias(args.bias, args.parameters, args.columns);
+  kernels::GeluArgs own = args;
+  own.bias = bias.data();
   if (args.dbias == nullptr) {
-    return each_row<&kernels::FusedKernelSet::gelu_backward>(args, rows, device);
+    return each_row<&FusedKernelSet::gelu_backward>(own, rows);
   }
-  summed_rows<1>(rows, args.columns, {args.dbias}, [&](int64_t begin, int64_t end, const auto& partial) {
-    kernels::GeluArgs mine = args;
-    mine.dbias = partial[0];
-    kernels::active_fused_kernels().gelu_backward(mine, begin, end);
-  });
+  summed_rows<1>(rows, args.columns, args.parameters, {{{args.dbias}}},
+                 [&](int64_t begin, int64_t end, const auto& partial) {
+                   kernels::GeluArgs mine = own;
+                   mine.dbias = partial[0];
+                   kernels::active_fused_kernels().gelu_backward(mine, begin, end);
+                 });
+}
+
+void layer_norm(const kernels::LayerNormArgs& args, int64_t rows, at::Device /*device*/) {
+  const Floats bias(args.bias, args.parameters, args.columns), weight(args.weight, args.parameters, args.columns),
+      shift(args.shift, args.parameters, args.columns);
+  kernels::LayerNormArgs own = args;
+  own.bias = bias.data();
+  own.weight = weight.data();
+  own.shift = shift.data();
+  each_row<&FusedKernelSet::layer_norm>(own, rows);
 }
 
 void layer_norm_backward(const kernels::LayerNormArgs& args, int64_t rows, at::Device /*device*/) {
-  summed_rows<3>(rows, args.columns, {args.dweight, args.dshift, args.dbias},
+  const Floats weight(args.weight, args.parameters, args.columns);
+  summed_rows<3>(rows, args.columns, args.parameters, {{{args.dweight}, {args.dshift}, {args.dbias}}},
                  [&](int64_t begin, int64_t end, const auto& partial) {
                    kernels::LayerNormArgs mine = args;
+                   mine.weight = weight.data();
                    mine.dweight = partial[0];
                    mine.dshift = partial[1];
                    mine.dbias = partial[2];
@@ -71,26 +112,48 @@ void layer_norm_backward(const kernels::LayerNormArgs& args, int64_t rows, at::D
                  });
 }
 
+void rms_norm(const kernels::RmsNormArgs& args, int64_t rows, at::Device /*device*/) {
+  const Floats weight(args.weight, args.parameters, args.columns);
+  kernels::RmsNormArgs own = args;
+  own.weight = weight.data();
+  each_row<&FusedKernelSet::rms_norm>(own, rows);
+}
+
 void rms_norm_backward(const kernels::RmsNormArgs& args, int64_t rows, at::Device /*device*/) {
-  summed_rows<1>(rows, args.columns, {args.dweight}, [&](int64_t begin, int64_t end, const auto& partial) {
-    kernels::RmsNormArgs mine = args;
-    mine.dweight = partial[0];
-    kernels::active_fused_kernels().rms_norm_backward(mine, begin, end);
-  });
+  const Floats weight(args.weight, args.parameters, args.columns);
+  summed_rows<1>(rows, args.columns, args.parameters, {{{args.dweight}}},
+                 [&](int64_t begin, int64_t end, const auto& partial) {
+                   kernels::RmsNormArgs mine = args;
+                   mine.weight = weight.data();
+                   mine.dweight = partial[0];
+                   kernels::active_fused_kernels().rms_norm_backward(mine, begin, end);
+                 });
+}
+
+void add_bias(const kernels::AddBiasArgs& args, int64_t rows, at::Device /*device*/) {
+  const Floats bias(args.bias, args.parameters, args.columns);
+  kernels::AddBiasArgs own = args;
+  own.bias = bias.data();
+  each_row<&FusedKernelSet::add_bias>(own, rows);
 }
 
 void column_sum(const kernels::ColumnSumArgs& args, int64_t rows, at::Device /*device*/) {
-  summed_rows<1>(rows, args.columns, {args.sum}, [&](int64_t begin, int64_t end, const auto& partial) {
-    kernels::ColumnSumArgs mine = args;
-    mine.sum = partial[0];
-    kernels::active_fused_kernels().column_sum(mine, begin, end);
-  });
+  summed_rows<1>(rows, args.columns, args.parameters, {{{args.sum}}},
+                 [&](int64_t begin, int64_t end, const auto& partial) {
+                   kernels::ColumnSumArgs mine = args;
+                   mine.sum = partial[0];
+                   kernels::active_fused_kernels().column_sum(mine, begin, end);
+                 });
 }
 
-void cross_entropy_backward(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device device) {
+void cross_entropy(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device /*device*/) {
+  each_row<&FusedKernelSet::cross_entropy>(args, rows);
+}
+
+void cross_entropy_backward(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device /*device*/) {
   kernels::CrossEntropyArgs own = args;
   own.scale = *args.device_scale;
-  each_row<&kernels::FusedKernelSet::cross_entropy_backward>(own, rows, device);
+  each_row<&FusedKernelSet::cross_entropy_backward>(own, rows);
 }
 
 void rotary(const kernels::RotaryArgs& args, int64_t rows, at::Device /*device*/) {
@@ -100,20 +163,18 @@ void rotary(const kernels::RotaryArgs& args, int64_t rows, at::Device /*device*/
 
 } // namespace
 
-const RowKernels kCpuRowKernels = {
-    each_row<&kernels::FusedKernelSet::gelu, kernels::GeluArgs>,
-    gelu_backward,
-    each_row<&kernels::FusedKernelSet::layer_norm, kernels::LayerNormArgs>,
-    layer_norm_backward,
-    each_row<&kernels::FusedKernelSet::rms_norm, kernels::RmsNormArgs>,
-    rms_norm_backward,
-    each_row<&kernels::FusedKernelSet::add_bias, kernels::AddBiasArgs>,
-    column_sum,
-    each_row<&kernels::FusedKernelSet::cross_entropy, kernels::CrossEntropyArgs>,
-    cross_entropy_backward,
-    rotary,
-    each_element<&kernels::FusedKernelSet::gated_silu>,
-    each_element<&kernels::FusedKernelSet::gated_silu_backward>,
-};
+const RowKernels kCpuRowKernels = {gelu,
+                                   gelu_backward,
+                                   layer_norm,
+                                   layer_norm_backward,
+                                   rms_norm,
+                                   rms_norm_backward,
+                                   add_bias,
+                                   column_sum,
+                                   cross_entropy,
+                                   cross_entropy_backward,
+                                   rotary,
+                                   each_element<&FusedKernelSet::gated_silu>,
+                                   each_element<&FusedKernelSet::gated_silu_backward>};
 
 } // namespace trireme::fused

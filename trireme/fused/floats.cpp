@@ -12,16 +12,27 @@ Floats::Floats(const at::Tensor& any) {
     return;
   }
   tensor_ = any.is_contiguous() ? any : any.contiguous();
-  if (any.scalar_type() != at::kBFloat16 || !any.is_cpu()) {
+  if (any.scalar_type() == at::kBFloat16) {
+    widen(tensor_.const_data_ptr(), any.numel());
+  } else {
     tensor_ = with_type(tensor_, at::kFloat);
     data_ = tensor_.const_data_ptr<float>();
-    return;
   }
-  const auto count = static_cast<size_t>(any.numel());
-  const auto* const from = static_cast<const uint16_t*>(tensor_.const_data_ptr());
-  copy_ = aligned_floats(count);
+}
+
+Floats::Floats(const void* numbers, kernels::Element element, int64_t count) {
+  if (numbers != nullptr && element == kernels::Element::bf16) {
+    widen(numbers, count);
+  } else {
+    data_ = static_cast<const float*>(numbers);
+  }
+}
+
+void Floats::widen(const void* halves, int64_t count) {
+  const auto* const from = static_cast<const uint16_t*>(halves);
+  copy_ = aligned_floats(static_cast<size_t>(count));
   float* const to = copy_.get();
-  for (size_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     to[i] = std::bit_cast<float>(uint32_t{from[i]} << 16U);
   }
   data_ = to;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/kernels/element.h>
+
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
@@ -20,15 +22,19 @@ inline AlignedFloats aligned_floats(size_t count) {
   return AlignedFloats(new (kCacheLine) float[count]);
 }
 
-/// The numbers of a tensor of a few thousand (a weight, a bias, rows) as floats for the kernels. ATen's operations
-/// would take longer than the copy.
+/// A few thousand numbers (a weight, a bias, rows) as floats for the CPU's kernels. ATen's operations would take longer
+/// than the copy.
 class Floats {
  public:
   explicit Floats(const at::Tensor& any);
-  /// nullptr if the tensor is undefined.
+  /// f32 or bf16; nullptr stays so.
+  Floats(const void* numbers, kernels::Element element, int64_t count);
+  /// nullptr if there are none.
   const float* data() const { return data_; }
 
  private:
+  void widen(const void* halves, int64_t count);
+
   at::Tensor tensor_;
   AlignedFloats copy_;
   const float* data_ = nullptr;

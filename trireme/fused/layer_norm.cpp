@@ -1,4 +1,3 @@
-#include <trireme/fused/floats.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 
@@ -24,22 +23,21 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     const int64_t rows = rows_of(x);
     const at::Tensor mean = floats_like(x, {rows});
     const at::Tensor rstd = floats_like(x, {rows});
-    const Floats bias_floats(bias);
-    const Floats weight_floats(weight);
-    const Floats shift_floats(shift);
+    const Parameters parameters(x, {bias, weight, shift});
     kernels::LayerNormArgs args;
     args.x = x.const_data_ptr();
     args.residual = adds ? residual.const_data_ptr() : nullptr;
-    args.bias = bias_floats.data();
+    args.bias = parameters.data(0);
     args.h = adds ? h.mutable_data_ptr() : nullptr;
     args.y = y.mutable_data_ptr();
-    args.weight = weight_floats.data();
-    args.shift = shift_floats.data();
+    args.weight = parameters.data(1);
+    args.shift = parameters.data(2);
     args.mean = mean.mutable_data_ptr<float>();
     args.rstd = rstd.mutable_data_ptr<float>();
     args.eps = static_cast<float>(eps);
     args.columns = columns_of(x);
     args.element = element_of(x);
+    args.parameters = parameters.element();
     row_kernels(x)->layer_norm(args, rows, x.device());
     context->save_for_backward({h, weight, mean, rstd});
     context->saved_data["adds"] = adds;
@@ -61,10 +59,10 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     const at::Tensor dy_given = contiguous(grads.back());
     const at::Tensor dy = dy_given.defined() ? dy_given : at::zeros_like(h);
     const at::Tensor dh = at::empty_like(h);
-    const Floats weight_floats(weight);
+    const Parameters parameters(h, {weight});
     kernels::LayerNormArgs args;
     args.h = const_cast<void*>(h.const_data_ptr());
-    args.weight = weight_floats.data();
+    args.weight = parameters.data(0);
     args.mean = const_cast<float*>(saved[2].const_data_ptr<float>());
     args.rstd = const_cast<float*>(saved[3].const_data_ptr<float>());
     args.dy = dy.const_data_ptr();
@@ -73,10 +71,11 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     args.columns = columns_of(h);
     args.element = element_of(h);
     const bool wants_bias = context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
-    const at::Tensor sums = floats_like(h, {wants_bias ? 3 : 2, args.columns}).zero_();
-    args.dweight = sums.mutable_data_ptr<float>();
-    args.dshift = args.dweight + args.columns;
-    args.dbias = wants_bias ? args.dshift + args.columns : nullptr;
+    const at::Tensor sums = gradients_of(h, parameters.element(), wants_bias ? 3 : 2);
+    args.parameters = parameters.element();
+    args.dweight = sums[0].mutable_data_ptr();
+    args.dshift = sums[1].mutable_data_ptr();
+    args.dbias = wants_bias ? sums[2].mutable_data_ptr() : nullptr;
     row_kernels(h)->layer_norm_backward(args, rows_of(h), h.device());
     const auto as = [&](const at::Tensor& sum, const char* type) {
       return sum.to(static_cast<at::ScalarType>(context->saved_data[type].toInt()));
@@ -96,14 +95,15 @@ struct AddBias : torch::autograd::Function<AddBias> {
     const at::Tensor x = any_x.contiguous();
     const at::Tensor residual = any_residual.contiguous();
     const at::Tensor out = at::empty_like(x);
-    const Floats floats(bias);
+    const Parameters parameters(x, {bias});
     kernels::AddBiasArgs args;
     args.x = x.const_data_ptr();
     args.residual = residual.const_data_ptr();
-    args.bias = floats.data();
+    args.bias = parameters.data(0);
     args.out = out.mutable_data_ptr();
     args.columns = columns_of(x);
     args.element = element_of(x);
+    args.parameters = parameters.element();
     row_kernels(x)->add_bias(args, rows_of(x), x.device());
     context->saved_data["type"] = static_cast<int64_t>(bias.scalar_type());
     return out;
@@ -119,10 +119,12 @@ struct AddBias : torch::autograd::Function<AddBias> {
     args.x = dout.const_data_ptr();
     args.columns = columns_of(dout);
     args.element = element_of(dout);
-    const at::Tensor sum = floats_like(dout, {args.columns}).zero_();
-    args.sum = sum.mutable_data_ptr<float>();
+    const auto type = static_cast<at::ScalarType>(context->saved_data["type"].toInt());
+    args.parameters = type == at::kBFloat16 ? args.element : kernels::Element::f32;
+    const at::Tensor sum = gradients_of(dout, args.parameters, 1);
+    args.sum = sum.mutable_data_ptr();
     row_kernels(dout)->column_sum(args, rows_of(dout), dout.device());
-    return {dout, dout, sum.to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()))};
+    return {dout, dout, sum[0].to(type)};
   }
 };
 

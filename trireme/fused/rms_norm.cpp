@@ -31,17 +31,18 @@ Normalised normalise(const at::Tensor& any_x, const at::Tensor& any_residual, co
   const Normalised result{adds ? at::empty_like(x) : x, at::empty_like(x),
                           keeps ? floats_like(x, {rows}) : at::Tensor()};
   std::vector<float> dropped(keeps ? 0 : static_cast<size_t>(rows));
-  const Floats weight_floats(weight);
+  const Parameters parameters(x, {weight});
   kernels::RmsNormArgs args;
   args.x = x.const_data_ptr();
   args.residual = adds ? residual.const_data_ptr() : nullptr;
   args.h = adds ? result.h.mutable_data_ptr() : nullptr;
   args.y = result.y.mutable_data_ptr();
-  args.weight = weight_floats.data();
+  args.weight = parameters.data(0);
   args.rstd = keeps ? result.rstd.mutable_data_ptr<float>() : dropped.data();
   args.eps = static_cast<float>(eps);
   args.columns = columns_of(x);
   args.element = element_of(x);
+  args.parameters = parameters.element();
   row_kernels(x)->rms_norm(args, rows, x.device());
   return result;
 }
@@ -68,18 +69,19 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
     const at::Tensor dy_given = contiguous(grads.back());
     const at::Tensor dy = dy_given.defined() ? dy_given : at::zeros_like(h);
     const at::Tensor dh = at::empty_like(h);
-    const Floats weight_floats(weight);
+    const Parameters parameters(h, {weight});
     kernels::RmsNormArgs args;
     args.h = const_cast<void*>(h.const_data_ptr());
-    args.weight = weight_floats.data();
+    args.weight = parameters.data(0);
     args.rstd = const_cast<float*>(saved[2].const_data_ptr<float>());
     args.dy = dy.const_data_ptr();
     args.dh_in = dh_in.defined() ? dh_in.const_data_ptr() : nullptr;
     args.dh = dh.mutable_data_ptr();
     args.columns = columns_of(h);
     args.element = element_of(h);
-    const at::Tensor dweight = floats_like(h, {args.columns}).zero_();
-    args.dweight = dweight.mutable_data_ptr<float>();
+    const at::Tensor dweight = gradients_of(h, parameters.element(), 1)[0];
+    args.parameters = parameters.element();
+    args.dweight = dweight.mutable_data_ptr();
     row_kernels(h)->rms_norm_backward(args, rows_of(h), h.device());
     return {dh, adds ? dh : at::Tensor(), dweight.to(weight.scalar_type()), {}};
   }

@@ -10,7 +10,8 @@ namespace trireme::fused {
 
 /// The loops over rows of kernels/fused_kernels.h for arrays on one kind of device. All pointers are to memory of
 /// `device`: no function waits for it. Each returns once its work is ordered before any later use of the arrays there
-/// (CUDA: on the current stream). Sums over rows are the same in every run.
+/// (CUDA: on the current stream). `parameters` of the arguments may be bf16 where `element` is. Sums over rows, as of
+/// weights' gradients, are written, not added, and are the same in every run.
 struct RowKernels {
   // Rows [0, rows).
   void (*gelu)(const kernels::GeluArgs& args, int64_t rows, at::Device device);

@@ -1,5 +1,7 @@
 #include <trireme/fused/rows.h>
 
+#include <trireme/fused/floats.h>
+
 #include <torch/utils.h>
 
 namespace trireme::fused {
@@ -52,6 +54,24 @@ void check_residual(const char* operation, const at::Tensor& x, const at::Tensor
     throw InputError("fused",
                      concat(operation, ": x has the shape ", x.sizes(), ", the residual ", residual.sizes(), '.'));
   }
+}
+
+Parameters::Parameters(const at::Tensor& x, std::initializer_list<at::Tensor> parameters)
+    : parameters_(parameters), type_(x.scalar_type()) {
+  for (const at::Tensor& parameter : parameters_) {
+    type_ = parameter.defined() && parameter.scalar_type() != at::kBFloat16 ? at::kFloat : type_;
+  }
+  for (at::Tensor& parameter : parameters_) {
+    if (parameter.defined()) {
+      parameter = with_type(parameter, type_).contiguous();
+    }
+  }
+}
+
+at::Tensor gradients_of(const at::Tensor& x, kernels::Element element, int64_t count) {
+  const at::ScalarType type = element == kernels::Element::bf16 ? at::kBFloat16 : at::kFloat;
+  const at::TensorOptions options = x.options().dtype(type);
+  return rows_of(x) == 0 ? at::zeros({count, columns_of(x)}, options) : at::empty({count, columns_of(x)}, options);
 }
 
 void add_rows(const float* x, int64_t rows, int64_t columns, float* sum) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <vector>
 
 // Shared by the operations of this folder: checks of tensors, and distribution of rows over threads.
 
@@ -49,6 +50,26 @@ inline int64_t rows_of(const at::Tensor& tensor) {
 inline at::Tensor floats_like(const at::Tensor& x, at::IntArrayRef sizes) {
   return at::empty(sizes, x.options().dtype(at::kFloat));
 }
+
+/// Weights, shifts and biases as row kernels read them, with memory for their gradients.
+class Parameters {
+ public:
+  /// For rows like x. Those that are undefined stay so. Cost: copies where types differ, or are others than x's.
+  Parameters(const at::Tensor& x, std::initializer_list<at::Tensor> parameters);
+
+  kernels::Element element() const { return type_ == at::kBFloat16 ? kernels::Element::bf16 : kernels::Element::f32; }
+  /// nullptr: undefined.
+  const void* data(size_t which) const {
+    return parameters_[which].defined() ? parameters_[which].const_data_ptr() : nullptr;
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  at::ScalarType type_;
+};
+
+/// Memory for `count` gradients of parameters of such an element, [columns] each; 0 if x has no rows.
+at::Tensor gradients_of(const at::Tensor& x, kernels::Element element, int64_t count);
 
 /// Throws if backward runs with create_graph; called first in every backward.
 void refuse_create_graph(const char* operation,

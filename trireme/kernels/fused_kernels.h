@@ -7,7 +7,8 @@
 /// Loops over entire layers of a transformer, forward and backward: one pass over memory each, one thread, no
 /// allocation.
 ///
-/// Arrays are fp32 or bf16 (`element`: only f32 or bf16); arithmetic is fp32, stores round to nearest even. As in
+/// Arrays are fp32 or bf16 (`element`: only f32 or bf16); arithmetic is fp32, stores round to nearest even. Weights,
+/// shifts, biases and their gradients have the type `parameters`, which the CPU's loops know as f32 only. As in
 /// kernels.h every instruction set gives the same bits, and a row's result does not depend on the other rows of a call.
 /// The scalar set is for tests only: its attention costs one library call per multiplication.
 namespace trireme::kernels {
@@ -19,13 +20,14 @@ enum class Gelu { tanh, erf };
 /// most 2 ulp (of the element type) of max(|x + bias|, 1).
 struct GeluArgs {
   const void* x = nullptr;
-  const float* bias = nullptr; ///< [columns], or nullptr
-  void* y = nullptr;           ///< forward
-  const void* dy = nullptr;    ///< backward, with dx
+  const void* bias = nullptr; ///< [columns], or nullptr
+  void* y = nullptr;          ///< forward
+  const void* dy = nullptr;   ///< backward, with dx
   void* dx = nullptr;
-  float* dbias = nullptr; ///< backward: the rows' sum of dx is added to it; or nullptr
+  void* dbias = nullptr; ///< backward: the rows' sum of dx is added to it; or nullptr
   int64_t columns = 0;
   Element element = Element::f32;
+  Element parameters = Element::f32;
   Gelu form = Gelu::tanh;
 };
 
@@ -34,23 +36,24 @@ struct GeluArgs {
 struct LayerNormArgs {
   const void* x = nullptr;
   const void* residual = nullptr; ///< nullptr: h is x
-  const float* bias = nullptr;    ///< [columns]; only with a residual
+  const void* bias = nullptr;     ///< [columns]; only with a residual
   void* h = nullptr;              ///< written forward with a residual, read backward
   void* y = nullptr;
-  const float* weight = nullptr; ///< [columns]
-  const float* shift = nullptr;  ///< [columns]
-  float* mean = nullptr;         ///< [rows]
-  float* rstd = nullptr;         ///< [rows]; 1 / sqrt(variance + eps)
+  const void* weight = nullptr; ///< [columns]
+  const void* shift = nullptr;  ///< [columns]
+  float* mean = nullptr;        ///< [rows]
+  float* rstd = nullptr;        ///< [rows]; 1 / sqrt(variance + eps)
   float eps = 1e-5f;
   // Backward: dh is the sum of y's gradient and, if given, of h's own.
   const void* dy = nullptr;
   const void* dh_in = nullptr; ///< or nullptr
   void* dh = nullptr;
-  float* dweight = nullptr; ///< these three: the rows' sum is added; nullptr leaves it out
-  float* dshift = nullptr;
-  float* dbias = nullptr;
+  void* dweight = nullptr; ///< these three: the rows' sum is added; nullptr leaves it out
+  void* dshift = nullptr;
+  void* dbias = nullptr;
   int64_t columns = 0;
   Element element = Element::f32;
+  Element parameters = Element::f32;
 };
 
 /// h = x + residual (may be absent; then h is not written), y = (h * rstd, rounded to `element`) * weight, over rows of
@@ -60,16 +63,17 @@ struct RmsNormArgs {
   const void* residual = nullptr; ///< nullptr: h is x
   void* h = nullptr;              ///< written forward with a residual, read backward
   void* y = nullptr;
-  const float* weight = nullptr; ///< [columns]
-  float* rstd = nullptr;         ///< [rows]; 1 / sqrt(mean of squares + eps)
+  const void* weight = nullptr; ///< [columns]
+  float* rstd = nullptr;        ///< [rows]; 1 / sqrt(mean of squares + eps)
   float eps = 1e-5f;
   // Backward: dh is the sum of y's gradient and, if given, of h's own.
   const void* dy = nullptr;
   const void* dh_in = nullptr; ///< or nullptr
   void* dh = nullptr;
-  float* dweight = nullptr; ///< the rows' sum is added; nullptr leaves it out
+  void* dweight = nullptr; ///< the rows' sum is added; nullptr leaves it out
   int64_t columns = 0;
   Element element = Element::f32;
+  Element parameters = Element::f32;
 };
 
 /// y = silu(gate) * up of single elements, and its derivatives. Source: Shazeer 2020, arXiv:2002.05202.
@@ -104,19 +108,21 @@ struct CrossEntropyArgs {
 /// sum[j] += column j of the rows.
 struct ColumnSumArgs {
   const void* x = nullptr;
-  float* sum = nullptr;
+  void* sum = nullptr;
   int64_t columns = 0;
   Element element = Element::f32;
+  Element parameters = Element::f32; ///< of sum
 };
 
 /// out = x + residual + bias over rows of `columns`.
 struct AddBiasArgs {
   const void* x = nullptr;
   const void* residual = nullptr;
-  const float* bias = nullptr;
+  const void* bias = nullptr;
   void* out = nullptr;
   int64_t columns = 0;
   Element element = Element::f32;
+  Element parameters = Element::f32;
 };
 
 /// Strides in elements between samples, heads and rows of a tensor [batch, heads, rows, head_size]; a row is

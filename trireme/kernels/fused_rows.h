@@ -106,13 +106,14 @@ struct ErfGelu {
 
 template <class T, class Form>
 void gelu_rows(const GeluArgs& args, int64_t begin, int64_t end) {
+  const auto* const bias = static_cast<const float*>(args.bias);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * args.columns;
     T* y = static_cast<T*>(args.y) + row * args.columns;
     each(args.columns, [&](int64_t j, const auto& at) {
       Wide v = at.load(x + j);
-      if (args.bias != nullptr) {
-        v = v + at.load(args.bias + j);
+      if (bias != nullptr) {
+        v = v + at.load(bias + j);
       }
       at.store(Form::value(v), y + j);
     });
@@ -121,19 +122,21 @@ void gelu_rows(const GeluArgs& args, int64_t begin, int64_t end) {
 
 template <class T, class Form>
 void gelu_backward_rows(const GeluArgs& args, int64_t begin, int64_t end) {
+  const auto* const bias = static_cast<const float*>(args.bias);
+  auto* const dbias = static_cast<float*>(args.dbias);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * args.columns;
     const T* dy = static_cast<const T*>(args.dy) + row * args.columns;
     T* dx = static_cast<T*>(args.dx) + row * args.columns;
     each(args.columns, [&](int64_t j, const auto& at) {
       Wide v = at.load(x + j);
-      if (args.bias != nullptr) {
-        v = v + at.load(args.bias + j);
+      if (bias != nullptr) {
+        v = v + at.load(bias + j);
       }
       const Wide d = at.load(dy + j) * Form::derivative(v);
       at.store(d, dx + j);
-      if (args.dbias != nullptr) {
-        add_to(args.dbias + j, d, at);
+      if (dbias != nullptr) {
+        add_to(dbias + j, d, at);
       }
     });
   }
@@ -157,6 +160,9 @@ void gelu_backward(const GeluArgs& args, int64_t begin, int64_t end) {
 
 template <class T>
 void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
+  const auto* const bias = static_cast<const float*>(args.bias);
+  const auto* const weight = static_cast<const float*>(args.weight);
+  const auto* const shift = static_cast<const float*>(args.shift);
   const int64_t n = args.columns;
   const float share = 1.0f / static_cast<float>(n);
   for (int64_t row = begin; row < end; ++row) {
@@ -168,8 +174,8 @@ void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
       T* out = static_cast<T*>(args.h) + row * n;
       each(n, [&](int64_t j, const auto& at) {
         Wide v = at.load(x + j);
-        if (args.bias != nullptr) {
-          v = v + at.load(args.bias + j);
+        if (bias != nullptr) {
+          v = v + at.load(bias + j);
         }
         at.store(v + at.load(residual + j), out + j);
         total = total + at.load(out + j); // as backward will read it
@@ -189,7 +195,7 @@ void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
     const Wide scale = Wide::all(rstd);
     T* y = static_cast<T*>(args.y) + row * n;
     each(n, [&](int64_t j, const auto& at) {
-      at.store(fma((at.load(h + j) - center) * scale, at.load(args.weight + j), at.load(args.shift + j)), y + j);
+      at.store(fma((at.load(h + j) - center) * scale, at.load(weight + j), at.load(shift + j)), y + j);
     });
     args.mean[row] = mean;
     args.rstd[row] = rstd;
@@ -198,6 +204,10 @@ void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
 
 template <class T>
 void layer_norm_backward_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
+  const auto* const weight = static_cast<const float*>(args.weight);
+  auto* const dweight = static_cast<float*>(args.dweight);
+  auto* const dshift = static_cast<float*>(args.dshift);
+  auto* const dbias = static_cast<float*>(args.dbias);
   const int64_t n = args.columns;
   const float share = 1.0f / static_cast<float>(n);
   for (int64_t row = begin; row < end; ++row) {
@@ -212,28 +222,28 @@ void layer_norm_backward_rows(const LayerNormArgs& args, int64_t begin, int64_t 
     each(n, [&](int64_t j, const auto& at) {
       const Wide d = at.load(dy + j);
       const Wide normal = (at.load(h + j) - center) * scale;
-      const Wide g = d * at.load(args.weight + j); // 0 past the end
+      const Wide g = d * at.load(weight + j); // 0 past the end
       sum_g = sum_g + g;
       sum_gx = fma(g, normal, sum_gx);
-      if (args.dweight != nullptr) {
-        add_to(args.dweight + j, d * normal, at);
+      if (dweight != nullptr) {
+        add_to(dweight + j, d * normal, at);
       }
-      if (args.dshift != nullptr) {
-        add_to(args.dshift + j, d, at);
+      if (dshift != nullptr) {
+        add_to(dshift + j, d, at);
       }
     });
     const Wide mean_g = Wide::all(sum(sum_g) * share);
     const Wide mean_gx = Wide::all(sum(sum_gx) * share);
     each(n, [&](int64_t j, const auto& at) {
       const Wide normal = (at.load(h + j) - center) * scale;
-      const Wide g = at.load(dy + j) * at.load(args.weight + j);
+      const Wide g = at.load(dy + j) * at.load(weight + j);
       Wide d = scale * fnma(normal, mean_gx, g - mean_g);
       if (dh_in != nullptr) {
         d = d + at.load(dh_in + j);
       }
       at.store(d, dh + j);
-      if (args.dbias != nullptr) {
-        add_to(args.dbias + j, d, at);
+      if (dbias != nullptr) {
+        add_to(dbias + j, d, at);
       }
     });
   }
@@ -324,9 +334,10 @@ void cross_entropy_backward(const CrossEntropyArgs& args, int64_t begin, int64_t
 void column_sum(const ColumnSumArgs& args, int64_t begin, int64_t end) {
   with_element(args.element, [&](auto t) {
     using T = decltype(t);
+    auto* const sum = static_cast<float*>(args.sum);
     for (int64_t row = begin; row < end; ++row) {
       const T* x = static_cast<const T*>(args.x) + row * args.columns;
-      each(args.columns, [&](int64_t j, const auto& at) { add_to(args.sum + j, at.load(x + j), at); });
+      each(args.columns, [&](int64_t j, const auto& at) { add_to(sum + j, at.load(x + j), at); });
     }
   });
 }
@@ -334,12 +345,13 @@ void column_sum(const ColumnSumArgs& args, int64_t begin, int64_t end) {
 void add_bias(const AddBiasArgs& args, int64_t begin, int64_t end) {
   with_element(args.element, [&](auto t) {
     using T = decltype(t);
+    const auto* const bias = static_cast<const float*>(args.bias);
     for (int64_t row = begin; row < end; ++row) {
       const T* x = static_cast<const T*>(args.x) + row * args.columns;
       const T* residual = static_cast<const T*>(args.residual) + row * args.columns;
       T* out = static_cast<T*>(args.out) + row * args.columns;
       each(args.columns, [&](int64_t j, const auto& at) {
-        at.store(at.load(x + j) + at.load(args.bias + j) + at.load(residual + j), out + j);
+        at.store(at.load(x + j) + at.load(bias + j) + at.load(residual + j), out + j);
       });
     }
   });

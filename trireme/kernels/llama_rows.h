@@ -11,6 +11,7 @@ namespace {
 
 template <class T>
 void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
+  const auto* const weight = static_cast<const float*>(args.weight);
   const int64_t n = args.columns;
   const float share = 1.0f / static_cast<float>(n);
   for (int64_t row = begin; row < end; ++row) {
@@ -37,7 +38,7 @@ void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
     T* y = static_cast<T*>(args.y) + row * n;
     each(n, [&](int64_t j, const auto& at) {
       at.store(at.load(h + j) * scale, y + j); // rounded before the weight
-      at.store(at.load(y + j) * at.load(args.weight + j), y + j);
+      at.store(at.load(y + j) * at.load(weight + j), y + j);
     });
     args.rstd[row] = rstd;
   }
@@ -45,6 +46,8 @@ void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
 
 template <class T>
 void rms_norm_backward_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
+  const auto* const weight = static_cast<const float*>(args.weight);
+  auto* const dweight = static_cast<float*>(args.dweight);
   const int64_t n = args.columns;
   const float share = 1.0f / static_cast<float>(n);
   for (int64_t row = begin; row < end; ++row) {
@@ -57,15 +60,15 @@ void rms_norm_backward_rows(const RmsNormArgs& args, int64_t begin, int64_t end)
     each(n, [&](int64_t j, const auto& at) {
       const Wide d = at.load(dy + j);
       const Wide normal = at.load(h + j) * scale;
-      sum_gx = fma(d * at.load(args.weight + j), normal, sum_gx);
-      if (args.dweight != nullptr) {
-        add_to(args.dweight + j, d * normal, at);
+      sum_gx = fma(d * at.load(weight + j), normal, sum_gx);
+      if (dweight != nullptr) {
+        add_to(dweight + j, d * normal, at);
       }
     });
     const Wide mean_gx = Wide::all(sum(sum_gx) * share);
     each(n, [&](int64_t j, const auto& at) {
       const Wide normal = at.load(h + j) * scale;
-      Wide d = scale * fnma(normal, mean_gx, at.load(dy + j) * at.load(args.weight + j));
+      Wide d = scale * fnma(normal, mean_gx, at.load(dy + j) * at.load(weight + j));
       if (dh_in != nullptr) {
         d = d + at.load(dh_in + j);
       }

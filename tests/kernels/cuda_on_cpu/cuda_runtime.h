@@ -23,17 +23,21 @@ struct alignas(16) uint4 { // a load from elsewhere than a multiple of 16 bytes 
 };
 
 struct cuda_on_cpu_index {
-  unsigned x = 0;
+  unsigned x = 0, y = 0;
+};
+struct dim3 {
+  dim3(unsigned across, unsigned down = 1) : x(across), y(down) {}
+  unsigned x, y;
 };
 inline cuda_on_cpu_index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_on_cpu {
 
 /// Runs `thread` as each thread of the grid. Aborts with a message when threads wait for others that never come.
-void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& thread);
+void run_grid(dim3 blocks, unsigned threads, const std::function<void()>& thread);
 
 template <class Kernel>
-auto launch(Kernel kernel, unsigned blocks, unsigned threads, void* /*stream*/) {
+auto launch(Kernel kernel, dim3 blocks, unsigned threads, void* /*stream*/) {
   return [=](auto... args) { run_grid(blocks, threads, [&] { kernel(args...); }); };
 }
 

@@ -98,17 +98,19 @@ void make_fibers() {
 
 } // namespace
 
-void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& thread) {
-  if (blocks == 0 || threads == 0 || threads > kMostThreads || threads % kWarp != 0) {
+void run_grid(dim3 blocks, unsigned threads, const std::function<void()>& thread) {
+  if (blocks.x == 0 || blocks.y == 0 || threads == 0 || threads > kMostThreads || threads % kWarp != 0) {
     stop("a grid that this stand-in does not run");
   }
   count = threads;
   body = &thread;
-  gridDim.x = blocks;
+  gridDim.x = blocks.x;
+  gridDim.y = blocks.y;
   blockDim.x = threads;
   make_fibers();
-  for (unsigned b = 0; b < blocks; ++b) {
-    blockIdx.x = b;
+  for (unsigned b = 0; b < blocks.x * blocks.y; ++b) {
+    blockIdx.x = b % blocks.x;
+    blockIdx.y = b / blocks.x;
     set_ready(0, count);
     current = next_ready();
     threadIdx.x = current;

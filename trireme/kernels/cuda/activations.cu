@@ -30,8 +30,9 @@ struct ErfGelu {
   static __device__ float derivative(float x) { return fmaf(x * 0.398942280F, expf(-0.5F * x * x), distribution(x)); }
 };
 
-template <int kWidth, class T>
-__device__ inline Pack<kWidth> biased(const T* x, const float* bias, int64_t column) {
+template <int kWidth, class P, class T>
+__device__ inline Pack<kWidth> biased(const T* x, const void* any_bias, int64_t column) {
+  const auto* const bias = static_cast<const P*>(any_bias);
   Pack<kWidth> sum = Pack<kWidth>::load(x + column);
   if (bias != nullptr) {
     const Pack<kWidth> more = Pack<kWidth>::load(bias + column);
@@ -43,13 +44,13 @@ __device__ inline Pack<kWidth> biased(const T* x, const float* bias, int64_t col
   return sum;
 }
 
-template <class T, int kWidth, int kHeld, class Form>
+template <class T, class P, int kWidth, int kHeld, class Form>
 __global__ void __launch_bounds__(kMostThreads) gelu_kernel(const GeluArgs args, int64_t rows) {
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* const x = static_cast<const T*>(args.x) + row * args.columns;
     T* const y = static_cast<T*>(args.y) + row * args.columns;
     each_pack<kHeld, kWidth>(args.columns, [&](int, int64_t j) {
-      Pack<kWidth> v = biased<kWidth>(x, args.bias, j);
+      Pack<kWidth> v = biased<kWidth, P>(x, args.bias, j);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         v.x[i] = Form::value(v.x[i]);
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kMostThreads) gelu_kernel(const GeluArgs args,
   }
 }
 
-template <class T, int kWidth, int kHeld, class Form>
+template <class T, class P, int kWidth, int kHeld, class Form>
 __global__ void __launch_bounds__(kMostThreads)
     gelu_backward_kernel(const GeluArgs args, int64_t rows, float* partials) {
   ColumnSums<kHeld, kWidth> dbias(partials, args.columns);
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(kMostThreads)
     const T* const dy = static_cast<const T*>(args.dy) + row * args.columns;
     T* const dx = static_cast<T*>(args.dx) + row * args.columns;
     each_pack<kHeld, kWidth>(args.columns, [&](int k, int64_t j) {
-      const Pack<kWidth> v = biased<kWidth>(x, args.bias, j);
+      const Pack<kWidth> v = biased<kWidth, P>(x, args.bias, j);
       Pack<kWidth> d = Pack<kWidth>::load(dy + j);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -81,14 +82,14 @@ __global__ void __launch_bounds__(kMostThreads)
   dbias.finish();
 }
 
-template <class T, int kWidth, int kHeld>
+template <class T, class P, int kWidth, int kHeld>
 __global__ void __launch_bounds__(kMostThreads) add_bias_kernel(const AddBiasArgs args, int64_t rows) {
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* const x = static_cast<const T*>(args.x) + row * args.columns;
     const T* const residual = static_cast<const T*>(args.residual) + row * args.columns;
     T* const out = static_cast<T*>(args.out) + row * args.columns;
     each_pack<kHeld, kWidth>(args.columns, [&](int, int64_t j) {
-      Pack<kWidth> v = biased<kWidth>(x, args.bias, j);
+      Pack<kWidth> v = biased<kWidth, P>(x, args.bias, j);
       const Pack<kWidth> more = Pack<kWidth>::load(residual + j);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -215,10 +216,12 @@ void gelu(const GeluArgs& args, int64_t rows, void* stream) {
   with_form(args.form, [&](auto form) {
     with_rows(args.element, aligned(args.x, args.bias, args.y), args.columns,
               [&](auto type, auto width, auto held, unsigned threads) {
-                TRIREME_LAUNCH(
-                    (gelu_kernel<decltype(type), decltype(width)::value, decltype(held)::value, decltype(form)>),
-                    row_blocks(rows), threads, static_cast<cudaStream_t>(stream))
-                (args, rows);
+                with_parameters<decltype(type)>(args.parameters, [&](auto parameter) {
+                  TRIREME_LAUNCH((gelu_kernel<decltype(type), decltype(parameter), decltype(width)::value,
+                                              decltype(held)::value, decltype(form)>),
+                                 row_blocks(rows), threads, static_cast<cudaStream_t>(stream))
+                  (args, rows);
+                });
               });
   });
   check_launch("gelu");
@@ -232,16 +235,18 @@ void gelu_backward(const GeluArgs& args, int64_t rows, float* partials, void* st
   float* const sums = args.dbias != nullptr ? partials : nullptr;
   const unsigned blocks = sums != nullptr ? sum_blocks(rows) : row_blocks(rows);
   with_form(args.form, [&](auto form) {
-    with_rows(
-        args.element, aligned(args.x, args.bias, args.dy, args.dx, sums), args.columns,
-        [&](auto type, auto width, auto held, unsigned threads) {
-          TRIREME_LAUNCH(
-              (gelu_backward_kernel<decltype(type), decltype(width)::value, decltype(held)::value, decltype(form)>),
-              blocks, threads, on)
-          (args, rows, sums);
-        });
+    with_rows(args.element, aligned(args.x, args.bias, args.dy, args.dx, sums), args.columns,
+              [&](auto type, auto width, auto held, unsigned threads) {
+                with_parameters<decltype(type)>(args.parameters, [&](auto parameter) {
+                  using P = decltype(parameter);
+                  TRIREME_LAUNCH((gelu_backward_kernel<decltype(type), P, decltype(width)::value, decltype(held)::value,
+                                                       decltype(form)>),
+                                 blocks, threads, on)
+                  (args, rows, sums);
+                  add_partials<P>(sums, blocks, args.columns, {{static_cast<P*>(args.dbias), nullptr, nullptr}}, on);
+                });
+              });
   });
-  add_partials(sums, blocks, args.columns, args.dbias, on);
   check_launch("gelu_backward");
 }
 
@@ -249,12 +254,16 @@ void add_bias(const AddBiasArgs& args, int64_t rows, void* stream) {
   if (rows <= 0 || args.columns <= 0) {
     return;
   }
-  with_rows(args.element, aligned(args.x, args.residual, args.bias, args.out), args.columns,
-            [&](auto type, auto width, auto held, unsigned threads) {
-              TRIREME_LAUNCH((add_bias_kernel<decltype(type), decltype(width)::value, decltype(held)::value>),
-                             row_blocks(rows), threads, static_cast<cudaStream_t>(stream))
-              (args, rows);
-            });
+  with_rows(
+      args.element, aligned(args.x, args.residual, args.bias, args.out), args.columns,
+      [&](auto type, auto width, auto held, unsigned threads) {
+        with_parameters<decltype(type)>(args.parameters, [&](auto parameter) {
+          TRIREME_LAUNCH(
+              (add_bias_kernel<decltype(type), decltype(parameter), decltype(width)::value, decltype(held)::value>),
+              row_blocks(rows), threads, static_cast<cudaStream_t>(stream))
+          (args, rows);
+        });
+      });
   check_launch("add_bias");
 }
 
@@ -269,8 +278,11 @@ void column_sum(const ColumnSumArgs& args, int64_t rows, float* partials, void* 
               TRIREME_LAUNCH((column_sum_kernel<decltype(type), decltype(width)::value, decltype(held)::value>), blocks,
                              threads, on)
               (args, rows, partials);
+              with_parameters<decltype(type)>(args.parameters, [&](auto parameter) {
+                using P = decltype(parameter);
+                add_partials<P>(partials, blocks, args.columns, {{static_cast<P*>(args.sum), nullptr, nullptr}}, on);
+              });
             });
-  add_partials(partials, blocks, args.columns, args.sum, on);
   check_launch("column_sum");
 }
 

@@ -5,7 +5,8 @@
 #include <cstdint>
 
 /// The row loops of fused_kernels.h for CUDA, over raw GPU pointers: the same arguments, `rows` (elements for
-/// gated_silu) from the first on. Arithmetic is fp32; results differ from the CPU's only by the order of sums and the
+/// gated_silu) from the first on. `parameters` may be bf16 where `element` is. Sums over rows are written, not added (0
+/// rows write nothing). Arithmetic is fp32; results differ from the CPU's only by the order of sums and the
 /// last digits of exp(), and are the same in every run. Memory is read once, 16 bytes at a time where arrays begin at
 /// multiples of 16 bytes and so do rows. All return after the launch; the stream reports later errors.
 ///

@@ -5,8 +5,8 @@ namespace trireme::kernels::cuda {
 namespace {
 
 /// x + bias + residual as stored, for the columns from `column` on of a row. Without a residual x itself.
-template <int kWidth, class T>
-__device__ inline Pack<kWidth> added(const T* x, const T* residual, const float* bias, int64_t column) {
+template <int kWidth, class T, class P>
+__device__ inline Pack<kWidth> added(const T* x, const T* residual, const P* bias, int64_t column) {
   Pack<kWidth> h = Pack<kWidth>::load(x + column);
   if (residual == nullptr) {
     return h;
@@ -35,15 +35,17 @@ __device__ inline T* row_of(void* array, int64_t row, int64_t columns) {
   return static_cast<T*>(array) + row * columns;
 }
 
-template <class T, int kWidth, int kHeld>
+template <class T, class P, int kWidth, int kHeld>
 __global__ void __launch_bounds__(kMostThreads) layer_norm_kernel(const LayerNormArgs args, int64_t rows) {
   __shared__ float room[kMostWarps];
   const int64_t n = args.columns;
   const float share = 1.0F / static_cast<float>(n);
+  const auto *const weight_of = static_cast<const P*>(args.weight), *const shift_of = static_cast<const P*>(args.shift),
+                    *const bias_of = static_cast<const P*>(args.bias);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* const x = row_of<T>(args.x, row, n);
     const T* const residual = row_of<T>(args.residual, row, n);
-    const auto h_of = [&](int64_t j) { return added<kWidth>(x, residual, args.bias, j); };
+    const auto h_of = [&](int64_t j) { return added<kWidth>(x, residual, bias_of, j); };
     float total = 0;
     each_pack<kHeld, kWidth>(n, [&](int, int64_t j) {
       const Pack<kWidth> h = h_of(j);
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(kMostThreads) layer_norm_kernel(const LayerNor
     T* const y = row_of<T>(args.y, row, n);
     each_pack<kHeld, kWidth>(n, [&](int, int64_t j) {
       Pack<kWidth> h = h_of(j);
-      const Pack<kWidth> weight = Pack<kWidth>::load(args.weight + j), shift = Pack<kWidth>::load(args.shift + j);
+      const Pack<kWidth> weight = Pack<kWidth>::load(weight_of + j), shift = Pack<kWidth>::load(shift_of + j);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         h.x[i] = fmaf((h.x[i] - mean) * rstd, weight.x[i], shift.x[i]);
@@ -87,12 +89,13 @@ struct NormPartials {
   float *dweight, *dshift, *dbias;
 };
 
-template <class T, int kWidth, int kHeld>
+template <class T, class P, int kWidth, int kHeld>
 __global__ void __launch_bounds__(kMostThreads)
     layer_norm_backward_kernel(const LayerNormArgs args, int64_t rows, const NormPartials partials) {
   __shared__ float room[kMostWarps];
   const int64_t n = args.columns;
   const float share = 1.0F / static_cast<float>(n);
+  const auto* const weight_of = static_cast<const P*>(args.weight);
   ColumnSums<kHeld, kWidth> dweight(partials.dweight, n), dshift(partials.dshift, n), dbias(partials.dbias, n);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* const h = row_of<T>(args.h, row, n);
@@ -101,7 +104,7 @@ __global__ void __launch_bounds__(kMostThreads)
     const float mean = args.mean[row], rstd = args.rstd[row];
     float sum_g = 0, sum_gx = 0;
     each_pack<kHeld, kWidth>(n, [&](int k, int64_t j) {
-      const Pack<kWidth> d = Pack<kWidth>::load(dy + j), weight = Pack<kWidth>::load(args.weight + j);
+      const Pack<kWidth> d = Pack<kWidth>::load(dy + j), weight = Pack<kWidth>::load(weight_of + j);
       Pack<kWidth> normal = Pack<kWidth>::load(h + j);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -117,7 +120,7 @@ __global__ void __launch_bounds__(kMostThreads)
     const float mean_gx = over_block<Sum>(sum_gx, room) * share;
     T* const dh = row_of<T>(args.dh, row, n);
     each_pack<kHeld, kWidth>(n, [&](int k, int64_t j) {
-      const Pack<kWidth> dy_j = Pack<kWidth>::load(dy + j), weight = Pack<kWidth>::load(args.weight + j),
+      const Pack<kWidth> dy_j = Pack<kWidth>::load(dy + j), weight = Pack<kWidth>::load(weight_of + j),
                          h_j = Pack<kWidth>::load(h + j);
       Pack<kWidth> d;
 #pragma unroll
@@ -141,15 +144,16 @@ __global__ void __launch_bounds__(kMostThreads)
   dbias.finish();
 }
 
-template <class T, int kWidth, int kHeld>
+template <class T, class P, int kWidth, int kHeld>
 __global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(const RmsNormArgs args, int64_t rows) {
   __shared__ float room[kMostWarps];
   const int64_t n = args.columns;
   const float share = 1.0F / static_cast<float>(n);
+  const auto* const weight_of = static_cast<const P*>(args.weight);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* const x = row_of<T>(args.x, row, n);
     const T* const residual = row_of<T>(args.residual, row, n);
-    const auto h_of = [&](int64_t j) { return added<kWidth>(x, residual, nullptr, j); };
+    const auto h_of = [&](int64_t j) { return added<kWidth>(x, residual, static_cast<const P*>(nullptr), j); };
     float squares = 0;
     each_pack<kHeld, kWidth>(n, [&](int, int64_t j) {
       const Pack<kWidth> h = h_of(j);
@@ -165,7 +169,7 @@ __global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(const RmsNormArg
     T* const y = row_of<T>(args.y, row, n);
     each_pack<kHeld, kWidth>(n, [&](int, int64_t j) {
       Pack<kWidth> h = h_of(j);
-      const Pack<kWidth> weight = Pack<kWidth>::load(args.weight + j);
+      const Pack<kWidth> weight = Pack<kWidth>::load(weight_of + j);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         h.x[i] *= rstd;
@@ -183,12 +187,13 @@ __global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(const RmsNormArg
   }
 }
 
-template <class T, int kWidth, int kHeld>
+template <class T, class P, int kWidth, int kHeld>
 __global__ void __launch_bounds__(kMostThreads)
     rms_norm_backward_kernel(const RmsNormArgs args, int64_t rows, float* partials) {
   __shared__ float room[kMostWarps];
   const int64_t n = args.columns;
   const float share = 1.0F / static_cast<float>(n);
+  const auto* const weight_of = static_cast<const P*>(args.weight);
   ColumnSums<kHeld, kWidth> dweight(partials, n);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* const h = row_of<T>(static_cast<const void*>(args.h), row, n);
@@ -197,7 +202,7 @@ __global__ void __launch_bounds__(kMostThreads)
     const float rstd = args.rstd[row];
     float sum_gx = 0;
     each_pack<kHeld, kWidth>(n, [&](int k, int64_t j) {
-      const Pack<kWidth> d = Pack<kWidth>::load(dy + j), weight = Pack<kWidth>::load(args.weight + j);
+      const Pack<kWidth> d = Pack<kWidth>::load(dy + j), weight = Pack<kWidth>::load(weight_of + j);
       Pack<kWidth> normal = Pack<kWidth>::load(h + j);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -210,7 +215,7 @@ __global__ void __launch_bounds__(kMostThreads)
     const float mean_gx = over_block<Sum>(sum_gx, room) * share;
     T* const dh = row_of<T>(args.dh, row, n);
     each_pack<kHeld, kWidth>(n, [&](int, int64_t j) {
-      const Pack<kWidth> dy_j = Pack<kWidth>::load(dy + j), weight = Pack<kWidth>::load(args.weight + j),
+      const Pack<kWidth> dy_j = Pack<kWidth>::load(dy + j), weight = Pack<kWidth>::load(weight_of + j),
                          h_j = Pack<kWidth>::load(h + j);
       Pack<kWidth> d;
 #pragma unroll
@@ -246,9 +251,12 @@ void layer_norm(const LayerNormArgs& args, int64_t rows, void* stream) {
   }
   const bool wide = aligned(args.x, args.residual, args.bias, args.h, args.y, args.weight, args.shift);
   with_rows<2>(args.element, wide, args.columns, [&](auto type, auto width, auto held, unsigned threads) {
-    TRIREME_LAUNCH((layer_norm_kernel<decltype(type), decltype(width)::value, decltype(held)::value>), row_blocks(rows),
-                   threads, static_cast<cudaStream_t>(stream))
-    (args, rows);
+    with_parameters<decltype(type)>(args.parameters, [&](auto parameter) {
+      TRIREME_LAUNCH(
+          (layer_norm_kernel<decltype(type), decltype(parameter), decltype(width)::value, decltype(held)::value>),
+          row_blocks(rows), threads, static_cast<cudaStream_t>(stream))
+      (args, rows);
+    });
   });
   check_launch("layer_norm");
 }
@@ -265,13 +273,15 @@ void layer_norm_backward(const LayerNormArgs& args, int64_t rows, float* partial
                           args.dbias != nullptr ? partials + 2 * one : nullptr};
   const bool wide = aligned(args.h, args.dy, args.dh_in, args.dh, args.weight, partials);
   with_rows<2>(args.element, wide, args.columns, [&](auto type, auto width, auto held, unsigned threads) {
-    TRIREME_LAUNCH((layer_norm_backward_kernel<decltype(type), decltype(width)::value, decltype(held)::value>), blocks,
-                   threads, on)
-    (args, rows, sums);
+    with_parameters<decltype(type)>(args.parameters, [&](auto parameter) {
+      using P = decltype(parameter);
+      TRIREME_LAUNCH((layer_norm_backward_kernel<decltype(type), P, decltype(width)::value, decltype(held)::value>),
+                     blocks, threads, on)
+      (args, rows, sums);
+      add_partials<P>(partials, blocks, args.columns,
+                      {{static_cast<P*>(args.dweight), static_cast<P*>(args.dshift), static_cast<P*>(args.dbias)}}, on);
+    });
   });
-  add_partials(sums.dweight, blocks, args.columns, args.dweight, on);
-  add_partials(sums.dshift, blocks, args.columns, args.dshift, on);
-  add_partials(sums.dbias, blocks, args.columns, args.dbias, on);
   check_launch("layer_norm_backward");
 }
 
@@ -281,9 +291,12 @@ void rms_norm(const RmsNormArgs& args, int64_t rows, void* stream) {
   }
   const bool wide = aligned(args.x, args.residual, args.h, args.y, args.weight);
   with_rows(args.element, wide, args.columns, [&](auto type, auto width, auto held, unsigned threads) {
-    TRIREME_LAUNCH((rms_norm_kernel<decltype(type), decltype(width)::value, decltype(held)::value>), row_blocks(rows),
-                   threads, static_cast<cudaStream_t>(stream))
-    (args, rows);
+    with_parameters<decltype(type)>(args.parameters, [&](auto parameter) {
+      TRIREME_LAUNCH(
+          (rms_norm_kernel<decltype(type), decltype(parameter), decltype(width)::value, decltype(held)::value>),
+          row_blocks(rows), threads, static_cast<cudaStream_t>(stream))
+      (args, rows);
+    });
   });
   check_launch("rms_norm");
 }
@@ -297,11 +310,14 @@ void rms_norm_backward(const RmsNormArgs& args, int64_t rows, float* partials, v
   float* const sums = args.dweight != nullptr ? partials : nullptr;
   const bool wide = aligned(args.h, args.dy, args.dh_in, args.dh, args.weight, sums);
   with_rows(args.element, wide, args.columns, [&](auto type, auto width, auto held, unsigned threads) {
-    TRIREME_LAUNCH((rms_norm_backward_kernel<decltype(type), decltype(width)::value, decltype(held)::value>), blocks,
-                   threads, on)
-    (args, rows, sums);
+    with_parameters<decltype(type)>(args.parameters, [&](auto parameter) {
+      using P = decltype(parameter);
+      TRIREME_LAUNCH((rms_norm_backward_kernel<decltype(type), P, decltype(width)::value, decltype(held)::value>),
+                     blocks, threads, on)
+      (args, rows, sums);
+      add_partials<P>(sums, blocks, args.columns, {{static_cast<P*>(args.dweight), nullptr, nullptr}}, on);
+    });
   });
-  add_partials(sums, blocks, args.columns, args.dweight, on);
   check_launch("rms_norm_backward");
 }
 

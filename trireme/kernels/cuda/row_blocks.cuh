@@ -113,15 +113,27 @@ class ColumnSums {
   int64_t columns_;
 };
 
-/// sum[j] += column j of partials [blocks, columns], in order.
-__global__ void add_column_partials(const float* partials, int blocks, int64_t columns, float* sum) {
+/// Where up to three sums over rows go, [columns] each; nullptr: not wanted.
+template <class P>
+struct ColumnResults {
+  P* to[3];
+};
+
+/// to[k][j] = the sum of column j of the k-th partials, [sums, blocks, columns], in order. blockIdx.y is k.
+template <class P>
+__global__ void add_column_partials(const float* partials, int blocks, int64_t columns, const ColumnResults<P> results) {
+  P* const to = results.to[blockIdx.y];
+  if (to == nullptr) {
+    return;
+  }
+  const float* const own = partials + static_cast<int64_t>(blockIdx.y) * blocks * columns;
   for (int64_t j = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; j < columns;
        j += gridDim.x * static_cast<int64_t>(blockDim.x)) {
-    float total = sum[j];
+    float total = 0;
     for (int block = 0; block < blocks; ++block) {
-      total += partials[block * columns + j];
+      total += own[block * columns + j];
     }
-    sum[j] = total;
+    round_to(total, to[j]);
   }
 }
 
@@ -132,12 +144,32 @@ inline unsigned sum_blocks(int64_t rows) {
   return static_cast<unsigned>(rows < kSumBlocks ? rows : kSumBlocks);
 }
 
-inline void add_partials(const float* partials, unsigned blocks, int64_t columns, float* sum, cudaStream_t stream) {
-  if (sum != nullptr) {
-    constexpr int kThreads = 128;
-    TRIREME_LAUNCH(add_column_partials, row_blocks((columns + kThreads - 1) / kThreads), kThreads, stream)
-    (partials, static_cast<int>(blocks), columns, sum);
+/// Adds up the partial sums of each block, for those results that are wanted.
+template <class P>
+void add_partials(const float* partials, unsigned blocks, int64_t columns, const ColumnResults<P>& results,
+                  cudaStream_t stream) {
+  unsigned sums = 3;
+  while (sums > 0 && results.to[sums - 1] == nullptr) {
+    --sums;
   }
+  constexpr int kThreads = 128;
+  const auto across = static_cast<unsigned>((columns + kThreads - 1) / kThreads);
+  if (sums > 0) {
+    TRIREME_LAUNCH((add_column_partials<P>), dim3(across, sums), kThreads, stream)
+    (partials, static_cast<int>(blocks), columns, results);
+  }
+}
+
+/// Calls f(P()) for the type of weights, shifts, biases and their gradients: `parameters`, bf16 only beside elements of
+/// bf16.
+template <class T, class F>
+void with_parameters(Element parameters, const F& f) {
+  if constexpr (sizeof(T) == sizeof(__nv_bfloat16)) {
+    if (parameters == Element::bf16) {
+      return f(__nv_bfloat16());
+    }
+  }
+  f(float());
 }
 
 /// Calls f(T(), width, held, threads): with packs of 16 bytes where arrays and rows allow it.
