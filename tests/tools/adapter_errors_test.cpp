@@ -81,7 +81,7 @@ TEST_F(AdapterErrorsTest, ANamedBaseModelIsNeeded) {
   EXPECT_THAT(refused("generate adapter --prompt 1"),
               AllOf(HasSubstr("adapter_config.json names no base model (base_model_name_or_path)"),
                     HasSubstr("with --adapter adapter")));
-  EXPECT_THAT(refused("generate plain --prompt \"3 99\""), testing::StartsWith("[generate] the prompt has token 99"));
+  EXPECT_THAT(refused("generate plain --prompt \"3 99\""), testing::StartsWith("error: [generate] the prompt has token 99"));
 }
 
 // The checkpoint has the values of both folders, and run.json their names and the layers that are adapted.
@@ -115,8 +115,9 @@ TEST_F(AdapterErrorsTest, TheKeyThatMadeOtherSamplesIsNamed) {
   const std::string on = lines + "--resume --set training.steps=2 --set ";
   EXPECT_THAT(refused(on + "data.loss_on=all"),
               AllOf(HasSubstr("data.loss_on is \"all\", and was \"response\""), HasSubstr("Set it back")));
-  EXPECT_THAT(refused(on + "data.pack=true"), HasSubstr("data.pack is true, and was false"));
-  expect_done(in_folder(on + "data.loss_on=response"));
+  const Finished packed = in_folder(on + "data.pack=true"); // the same samples
+  expect_done(packed);
+  EXPECT_THAT(packed.output, HasSubstr("data.pack is true, and was false"));
 }
 
 } // namespace

@@ -126,7 +126,7 @@ TEST_F(TextDataTest, AMixtureGoesOnInTheMiddle) {
 
   const Finished other = run("parts", "-n 2 --resume --set training.steps=9 --set data.shuffle=false");
   EXPECT_EQ(other.status, 2);
-  EXPECT_THAT(other.output, HasSubstr("the saved data position is not one of mixture"));
+  EXPECT_THAT(other.output, HasSubstr("data.shuffle is false, and was true"));
 }
 
 // Texts, prompts and conversations, and a template for these.

@@ -4,6 +4,7 @@
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/config/adapter_config.h>
@@ -21,8 +22,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// "data.pack is true, and was false": what a checkpoint's run had otherwise. Empty: nothing, or it cannot be read.
-std::string changed_data_keys(const config::RunConfig& run, const fs::path& from) {
+// "data.pack is true, and was false": what a checkpoint's run had otherwise; `only`: of this key. Empty: nothing, or it
+// cannot be read.
+std::string changed_data_keys(const config::RunConfig& run, const fs::path& from, std::string_view only = {}) {
   const auto newest = checkpoint::find_newest(from);
   std::vector<std::string> changes;
   try {
@@ -34,7 +36,7 @@ std::string changed_data_keys(const config::RunConfig& run, const fs::path& from
     }
     for (const auto& [key, value] : has->items()) {
       const auto old = had->find(key);
-      if (old != had->end() && *old != nlohmann::json(value) && key != "prefetch") {
+      if (old != had->end() && *old != nlohmann::json(value) && key != "prefetch" && (only.empty() || key == only)) {
         changes.push_back(value.is_structured()
                               ? concat("data.", key, " is not as it was")
                               : concat("data.", key, " is ", value.dump(), ", and was ", old->dump()));
@@ -82,9 +84,17 @@ void check_first_weights(const config::RunConfig& run, const comm::Group& group)
   });
 }
 
-bool load_checkpoint(engine::Engine& engine, const config::RunConfig& run, const fs::path& from) {
+bool load_checkpoint(engine::Engine& engine, const config::RunConfig& run, const fs::path& from,
+                     const comm::Group& group) {
   try {
-    return engine.load_checkpoint(from).has_value();
+    if (!engine.load_checkpoint(from)) {
+      return false;
+    }
+    const std::string change = changed_data_keys(run, from, "pack"); // of the same samples
+    if (!change.empty() && group.rank() == 0) {
+      log::warning(change);
+    }
+    return true;
   } catch (const InputError& error) {
     const bool is_of_data = std::string_view(error.what()).starts_with("[data]");
     const std::string changes = is_of_data ? changed_data_keys(run, from) : "";

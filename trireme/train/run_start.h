@@ -34,8 +34,10 @@ std::optional<RunStart> find_start(const TrainCommand& command, const std::strin
 void check_first_weights(const config::RunConfig& run, const comm::Group& group);
 
 /// Loads a checkpoint, or the newest in a folder of them, into the run's engine. False: there is none. Collective.
-/// Errors: as Engine::load_checkpoint(); if the samples are others, with the keys of "data" that have changed.
-bool load_checkpoint(engine::Engine& engine, const config::RunConfig& run, const std::filesystem::path& from);
+/// Another data.pack is a line of the log. Errors: as Engine::load_checkpoint(); if the samples are others, with the
+/// keys of "data" that have changed.
+bool load_checkpoint(engine::Engine& engine, const config::RunConfig& run, const std::filesystem::path& from,
+                     const comm::Group& group);
 
 /// Checks that adapters count as much as in the checkpoint whose values the run takes over: shapes tell other ranks and
 /// targets apart, but not another alpha. `from`: a checkpoint, or the folder of them. Collective. Errors: InputError.

@@ -257,7 +257,7 @@ void TrainRun::resume() {
     return;
   }
   check_alpha(run_, start_->from, world_.group());
-  if (load_checkpoint(*engine_, run_, start_->from)) {
+  if (load_checkpoint(*engine_, run_, start_->from, world_.group())) {
     resumed_step_ = engine_->global_steps();
     last_saved_ =
         start_->elsewhere ? -1 : *resumed_step_; // the newest checkpoint of the run folder is another one, or missing
