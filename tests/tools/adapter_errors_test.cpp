@@ -81,7 +81,8 @@ TEST_F(AdapterErrorsTest, ANamedBaseModelIsNeeded) {
   EXPECT_THAT(refused("generate adapter --prompt 1"),
               AllOf(HasSubstr("adapter_config.json names no base model (base_model_name_or_path)"),
                     HasSubstr("with --adapter adapter")));
-  EXPECT_THAT(refused("generate plain --prompt \"3 99\""), testing::StartsWith("error: [generate] the prompt has token 99"));
+  EXPECT_THAT(refused("generate plain --prompt \"3 99\""),
+              testing::StartsWith("error: [generate] the prompt has token 99"));
 }
 
 // The checkpoint has the values of both folders, and run.json their names and the layers that are adapted.
