@@ -19,11 +19,11 @@ using OnToken = std::function<bool(size_t prompt, int32_t token)>;
 /// The continuations of several prompts, each with the end token that it has. An empty prompt starts from token 0,
 /// which its continuation does not have.
 ///
-/// All prompts are read at once, padded to the longest, then one token of each at a time, with a cache of keys and
-/// values (KeyValueCache). Beyond the model's positions the last of them are read again for each token. Cost: one pass
-/// over the prompts, then one over the weights per token of all prompts. Errors: as check_prompt(), and InputError for
-/// options outside their range. The model evaluates meanwhile, and each of its modules is as it was afterwards, even if
-/// `on_token` throws.
+/// All prompts are read at once (attention pads them to the longest), then one token of each at a time, with a cache of
+/// keys and values (KeyValueCache). Beyond the model's positions the last of them are read again for each token. Cost:
+/// one pass over the prompts, then one over the weights per token of all prompts. Errors: as check_prompt(), and
+/// InputError for options outside their range. The model evaluates meanwhile, and each of its modules is as it was
+/// afterwards, even if `on_token` throws.
 ///
 /// `ranks`: those that split the model (generate::load()). All of them call this with the same prompts and options, and
 /// get the same texts. Rank 0 chooses the tokens and alone calls `on_token`. Cost: a broadcast of 16 bytes a prompt for

@@ -78,7 +78,7 @@ void with_logits(const CrossEntropyArgs& args, int64_t rows, bool wide, const F&
     const int width = args.element == Element::bf16 ? kWide<__nv_bfloat16> : kWide<float>;
     with_packs(args.element, wide && args.columns % width == 0, [&](auto type, auto packs) {
       const int64_t needed = (args.columns + decltype(packs)::value - 1) / decltype(packs)::value;
-      const int64_t threads = (needed + kWarp - 1) / kWarp * kWarp;
+      const int64_t threads = whole_warps(needed);
       f(type, packs, static_cast<unsigned>(threads < kMostThreads ? threads : kMostThreads));
     });
   }

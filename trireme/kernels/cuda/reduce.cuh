@@ -2,11 +2,18 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 namespace trireme::kernels::cuda {
 namespace {
 
 constexpr int kWarp = 32;
 constexpr int kMostWarps = 32;
+
+/// `threads`, rounded up to whole warps.
+constexpr int64_t whole_warps(int64_t threads) {
+  return (threads + kWarp - 1) / kWarp * kWarp;
+}
 
 struct Sum {
   static __device__ float of(float a, float b) { return a + b; }

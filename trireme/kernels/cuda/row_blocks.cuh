@@ -33,9 +33,6 @@ struct RowThreads {
     const int64_t each = (packs + threads - 1) / threads;
     held = each <= 1 ? 1 : each <= 2 ? 2 : each <= most_held ? 4 : 0;
   }
-
- private:
-  static int64_t whole_warps(int64_t threads) { return (threads + kWarp - 1) / kWarp * kWarp; }
 };
 
 /// Calls f(k, column) for the packs of this thread; k counts them.
