@@ -9,7 +9,6 @@
 #include <trireme/comm/world.h>
 #include <trireme/device/choose.h>
 #include <trireme/device/move.h>
-#include <trireme/engine/same_options.h>
 #include <trireme/generate/chat_prompt.h>
 #include <trireme/generate/choose_token.h>
 #include <trireme/generate/load.h>
