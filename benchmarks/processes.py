@@ -1,15 +1,21 @@
-"""Starts the processes of one engine, waits for all of them and measures them from outside. Standard library only."""
+"""Starts the processes of one engine, waits for all of them and measures them from outside; or runs one command. Standard library only."""
+import ctypes
 import os
 import resource
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 
 
 class Failed(Exception):
     """A process ended badly or in time-out; the text is its last words."""
+
+
+class Cut(Failed):
+    """It had no more time."""
 
 
 class Finished:
@@ -90,3 +96,39 @@ def run_together(command, environments, timeout_s, says_done):
             raise Failed(f"{reason}: {last_words(error or output)}")
     clean = not stuck and all(p.returncode == 0 for p in processes)
     return Finished(wall, 100 * foreign / max(wall, 1e-9) / os.cpu_count(), outputs, errors, clean)
+
+
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent():
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_command(command, timeout, log=None, line=None, environment=None, cwd=None):
+    """The exit status. Output goes to the file `log`, or each line of stdout to line(text). The command and what it started end with this process,
+    and after `timeout` seconds (Cut)."""
+    process = subprocess.Popen([str(word) for word in command], stdout=log or subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=cwd,
+                               start_new_session=True, preexec_fn=die_with_parent)
+    cut = threading.Event()
+
+    def end():
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+            cut.set()
+        except ProcessLookupError:
+            pass  # it has just ended
+
+    timer = threading.Timer(max(0.1, timeout), end)
+    timer.start()
+    try:
+        if not log:
+            for text in process.stdout:
+                line(text.rstrip("\n"))
+        status = process.wait()
+    finally:
+        timer.cancel()
+    if cut.is_set():
+        raise Cut(f"no end after {timeout:.0f} s")
+    return status

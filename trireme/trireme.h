@@ -28,6 +28,7 @@
 #include <trireme/engine/parameter_groups.h>
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
+#include <trireme/engine/step_outcome.h>
 #include <trireme/engine/zero_memory.h>
 #include <trireme/memory/activations/activations.h>
 #include <trireme/memory/recompute/recompute.h>

@@ -21,11 +21,12 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 template <typename Loader>
-double accuracy(Net& model, Loader& loader) {
+double accuracy(Net& model, Loader& loader, torch::Device device) {
   torch::NoGradGuard no_grad;
   int64_t right = 0, seen = 0;
   for (auto& batch : loader) {
-    right += model(batch.data).argmax(1).eq(batch.target).sum().template item<int64_t>();
+    const at::Tensor choice = model(batch.data.to(device)).argmax(1);
+    right += choice.eq(batch.target.to(device)).sum().template item<int64_t>();
     seen += batch.target.size(0);
   }
   return static_cast<double>(right) / static_cast<double>(seen);
@@ -37,7 +38,9 @@ int main(int argc, char** argv) try {
   const std::string folder = argc > 1 ? argv[1] : "data/fashion-mnist";
   const int epochs = argc > 2 ? std::atoi(argv[2]) : 3;
   torch::manual_seed(1);
+  const torch::Device device = world.device();
   Net model;
+  model->to(device);
   trireme::DataParallel parallel(*model, world.group());
   auto train = datasets::MNIST(folder).map(transforms::Normalize<>(0.286, 0.353)).map(transforms::Stack<>());
   auto test = datasets::MNIST(folder, datasets::MNIST::Mode::kTest).map(transforms::Normalize<>(0.286, 0.353)).map(transforms::Stack<>());
@@ -49,10 +52,10 @@ int main(int argc, char** argv) try {
   for (int epoch = 1; epoch <= epochs; ++epoch) {
     for (auto& batch : *loader) {
       optimizer.zero_grad();
-      torch::nn::functional::cross_entropy(model(batch.data), batch.target).backward();
+      torch::nn::functional::cross_entropy(model(batch.data.to(device)), batch.target.to(device)).backward();
       optimizer.step();
     }
-    if (world.rank() == 0) std::printf("epoch %d: test accuracy %.2f %%\n", epoch, 100 * accuracy(model, *test_loader));
+    if (world.rank() == 0) std::printf("epoch %d: test accuracy %.2f %%\n", epoch, 100 * accuracy(model, *test_loader, device));
     std::fflush(stdout);
   }
 } catch (const std::exception& error) {

@@ -118,6 +118,8 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"gradient_clipping", engine("gradient_clipping", "1")},
     {"the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)",
      engine("bf16", R"({"enabled": true, "check_grad_overflow": true})")},
+    {"fp8", {{R"({"engine": {"bf16": {"enabled": true}, "fp8": {"enabled": true}}})"}}},
+    {"products in fp32 or fp16", engine("bf16", R"({"enabled": false})")},
     {"fp16", engine("fp16", R"({"enabled": true})")},
     {"scheduler", engine("scheduler", R"({"type": "WarmupLR", "params": {}})")},
     {"optimizer", {}},

@@ -84,6 +84,8 @@ json base_for(const Section& section, std::string_view key = "") {
     }
   } else if (key == "step_in_backward") { // not with clipping, which is the default
     run["engine"]["gradient_clipping"] = 0;
+  } else if (section.path == "engine.fp8") {
+    run["engine"]["bf16"]["enabled"] = true;
   } else if (section.path == "engine.gradient_compression") {
     run["engine"]["gradient_compression"]["kind"] = key == "ratio" ? "top_k" : "power_sgd";
   } else if (section.path == "engine.activation_checkpointing" && key == "memory_budget") {

@@ -124,6 +124,28 @@ TEST(PrecisionJsonTest, RangesAreTheTables) {
               HasSubstr("\"int8\" is not one of the choices"));
 }
 
+TEST(PrecisionJsonTest, ReadsFp8) {
+  const PrecisionOptions options = read_precision(
+      R"({"bf16": {"enabled": true}, "fp8": {"enabled": true, "recipe": "rowwise_with_gw_hp",
+          "round_scales_to_power_of_2": false, "filter_fqns": ["lm_head", "layers.0."]}})");
+  const fp8::Options expected{.enabled = true,
+                              .recipe = fp8::Recipe::rowwise_with_gw_hp,
+                              .round_scales_to_power_of_2 = false,
+                              .filter_fqns = {"lm_head", "layers.0."}};
+  EXPECT_EQ(options.fp8, expected);
+  nlohmann::ordered_json written;
+  write_precision(options, written);
+  EXPECT_EQ(read_precision(written.dump()).fp8, expected);
+  EXPECT_EQ(read_precision(R"({"fp8": {}})").fp8, fp8::Options());
+  const PrecisionOptions measured = read_precision(R"({"bf16": {"enabled": "auto"}, "fp8": {"enabled": true}})");
+  EXPECT_TRUE(measured.compute == Type::bf16 && !measured.bf16_if_faster) << "fp8 needs it";
+  EXPECT_THAT(whole_error_of(R"({"bf16": {"enabled": true}, "fp8": {"enabled": true, "recipe": "block"}})"),
+              HasSubstr("\"block\" is not one of the choices"));
+  EXPECT_THAT(whole_error_of(R"({"fp8": {"enabled": true}})"), HasSubstr("fp8 with products in fp32"));
+  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true}, "fp8": {"enabled": true}})"),
+              HasSubstr("fp8 with products in fp16"));
+}
+
 TEST(PrecisionJsonTest, WhatIsWrittenIsReadAgain) {
   PrecisionOptions options;
   options.compute = Type::fp16;

@@ -173,6 +173,7 @@ std::vector<KeyObserver> precision() {
   const json fp16 = engine(R"({"fp16": {"enabled": true, "initial_scale_power": 4}})");
   const json one_overflow = engine(R"({"fp16": {"enabled": true, "initial_scale_power": 4, "hysteresis": 1}})");
   const json bf16 = engine(R"({"bf16": {"enabled": true}})");
+  const json fp8 = engine(R"({"bf16": {"enabled": true}, "fp8": {"enabled": true}})");
   const json unclipped = engine(R"({"bf16": {"enabled": true}, "gradient_clipping": 0})");
   return {
       {"engine.fp16", "", "enabled", false, true, observe::training},
@@ -194,6 +195,10 @@ std::vector<KeyObserver> precision() {
       {"engine.torch_autocast", "", "enabled", false, true, observe::training},
       {"engine.torch_autocast", "", "dtype", "bfloat16", "float16", observe::training,
        engine(R"({"torch_autocast": {"enabled": true}})")},
+      {"engine.fp8", "", "enabled", false, true, observe::training, bf16},
+      {"engine.fp8", "", "recipe", "tensorwise", "rowwise", observe::training, fp8},
+      {"engine.fp8", "", "round_scales_to_power_of_2", true, false, observe::training, fp8},
+      {"engine.fp8", "", "filter_fqns", {"lm_head"}, {"c_attn"}, observe::training, fp8},
       {"engine.data_types", "", "grad_accum_dtype", "fp32", "bf16", observe::training,
        engine(R"({"bf16": {"enabled": true}, "gradient_accumulation_steps": 3})")},
   };

@@ -213,6 +213,25 @@ TEST_F(CudaTest, AGridThatGoesRoundSeveralTimesHasTheBitsOfTheCpu) {
   }
 }
 
+// Parts of a shard begin anywhere: there elements move one by one.
+TEST_F(CudaTest, RangesAndArraysOffMultiplesOfFourHaveTheBitsOfTheCpu) {
+  for (const int64_t offset : {0, 1, 4}) {
+    for (const int64_t begin : {0, 3, 4, 300}) {
+      Shard shard(1300, {Element::bf16, Element::bf16, Element::bf16});
+      for (const bool on_device : {false, true}) {
+        AdamArgs a = adam_args(shard, on_device, 12345, 0);
+        a.param += offset;
+        a.grad = static_cast<const uint16_t*>(a.grad) + offset;
+        a.param_copy = static_cast<uint16_t*>(a.param_copy) + offset;
+        a.exp_avg.values = static_cast<uint16_t*>(a.exp_avg.values) + offset;
+        a.exp_avg_sq.values = static_cast<uint16_t*>(a.exp_avg_sq.values) + offset;
+        on_device ? cuda::adam(a, begin, 1290, nullptr) : active_kernels().adam(a, begin, 1290);
+      }
+      EXPECT_TRUE(shard.same()) << "from " << begin << ", arrays at " << offset;
+    }
+  }
+}
+
 TEST_F(CudaTest, SgdHasTheBitsOfTheCpu) {
   for (const int kind : {0, 1, 2}) { // plain, momentum, Nesterov
     const std::string name = std::string("sgd ") + std::to_string(kind);

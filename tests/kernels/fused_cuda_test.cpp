@@ -334,6 +334,60 @@ TEST_P(FusedCudaTest, CrossEntropy) {
   cudaFree(target_there);
 }
 
+// A vocabulary that is no multiple of a pack: rows are padded, and what pads them counts for nothing.
+TEST_P(FusedCudaTest, CrossEntropyOfPaddedRows) {
+  const int64_t stride = shape.columns / 16 * 16 + 16;
+  std::vector<float> logits = random_values(shape.rows * stride, 1, 5);
+  for (int64_t row = 0; row < shape.rows; ++row) {
+    std::fill(logits.begin() + row * stride + shape.columns, logits.begin() + (row + 1) * stride, 1e30F);
+  }
+  Mirror x(shape.element, logits, shape.offset), lse = floats(shape.rows, 3), loss = floats(shape.rows, 4);
+  std::vector<int64_t> target(static_cast<size_t>(shape.rows));
+  for (int64_t row = 0; row < shape.rows; ++row) {
+    target[static_cast<size_t>(row)] = row == 1 ? -100 : shape.columns - 1;
+  }
+  void* target_there = nullptr;
+  ASSERT_EQ(cudaMalloc(&target_there, target.size() * sizeof(int64_t)), cudaSuccess);
+  ASSERT_EQ(cudaMemcpy(target_there, target.data(), target.size() * sizeof(int64_t), cudaMemcpyHostToDevice),
+            cudaSuccess);
+  const auto args = [&](bool device) {
+    CrossEntropyArgs a;
+    a.logits = a.dlogits = x.at(device);
+    a.target = device ? static_cast<const int64_t*>(target_there) : target.data();
+    a.lse = lse.at<float>(device);
+    a.loss = loss.at<float>(device);
+    a.scale = 0.37F;
+    a.columns = shape.columns;
+    a.element = shape.element;
+    a.stride = stride;
+    return a;
+  };
+  cpu().cross_entropy(args(false), 0, shape.rows);
+  cuda::cross_entropy(args(true), shape.rows, nullptr);
+  lse.expect_same("lse", 1e-6);
+  loss.expect_same("loss", 1e-6);
+  cpu().cross_entropy_backward(args(false), 0, shape.rows);
+  cuda::cross_entropy_backward(args(true), shape.rows, nullptr);
+  const auto of_columns = [&](bool device, bool padding) {
+    std::vector<float> taken;
+    const std::vector<float> all = x.read(device);
+    for (int64_t i = 0; i < shape.rows * stride; ++i) {
+      if ((i % stride >= shape.columns) == padding) {
+        taken.push_back(all[static_cast<size_t>(i)]);
+      }
+    }
+    return taken;
+  };
+  Mirror::test_same("dlogits", of_columns(false, false), of_columns(true, false), allowed());
+  const int64_t pack = shape.offset == 0 ? (shape.element == Element::bf16 ? 8 : 4) : 1;
+  const int64_t zeros = (shape.columns + pack - 1) / pack * pack - shape.columns;
+  const std::vector<float> padding = of_columns(true, true);
+  for (int64_t i = 0; i < std::ssize(padding); ++i) {
+    EXPECT_EQ(padding[static_cast<size_t>(i)] == 0, i % (stride - shape.columns) < zeros) << i;
+  }
+  cudaFree(target_there);
+}
+
 TEST_P(FusedCudaTest, SumsAndAdditions) {
   Mirror x = elements(1), residual = elements(2), out = empty();
   Parameter bias = weights(3), sum = sums();

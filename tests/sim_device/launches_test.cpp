@@ -6,7 +6,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
+#include <variant>
 
 namespace trireme::sim {
 namespace {
@@ -60,6 +62,53 @@ Counts of_a_layer(const std::function<models::LanguageOptions(int64_t)>& options
     count = (count - two[name]) / 2;
   }
   return four;
+}
+
+/// The loss and the gradients by name of a model with a vocabulary that a GPU pads.
+std::map<std::string, at::Tensor> loss_and_gradients(models::LanguageOptions options, bool ties, at::Device on) {
+  std::visit([](auto& of_family) { of_family.sequence_length = 128, of_family.vocab_size = 4100; }, options);
+  std::visit([&](auto& of_family) { of_family.tie_embeddings = ties; }, options);
+  torch::manual_seed(1);
+  const models::LanguageModel model(options);
+  if (!on.is_cpu()) {
+    device::move(*model.module(), on);
+  }
+  const at::Tensor tokens = (torch::arange(2 * 128) * 31 % 4100).view({2, 128}).to(on);
+  const at::Tensor loss = model.loss(tokens, tokens);
+  loss.backward();
+  std::map<std::string, at::Tensor> all = {{"loss", loss.detach().cpu()}};
+  for (const auto& parameter : model.module()->named_parameters()) {
+    all[parameter.key()] = parameter.value().grad().cpu();
+  }
+  EXPECT_EQ(model.forward(tokens).size(2), 4100);
+  return all;
+}
+
+TEST(SimDeviceLaunches, APaddedVocabularyHasTheSameLoss) {
+  in_a_child([] {
+    for (const bool kernels : {false, true}) {
+      if (kernels) {
+        use_cpu_row_kernels();
+      }
+      keep_spans(true);
+      for (const auto& options : {gpt_of(1), llama_of(1)}) {
+        for (const bool ties : {false, true}) {
+          const auto expected = loss_and_gradients(options, ties, at::kCPU);
+          const auto found = loss_and_gradients(options, ties, device());
+          ASSERT_EQ(found.size(), expected.size());
+          for (const auto& [name, gradient] : expected) {
+            ASSERT_EQ(found.at(name).sizes(), gradient.sizes()) << name;
+            EXPECT_LE((found.at(name) - gradient).abs().max().item<double>(),
+                      2e-5 * gradient.abs().max().item<double>())
+                << name;
+          }
+        }
+      }
+      const std::vector<Span> all = spans();
+      EXPECT_EQ(std::ranges::any_of(all, [](const Span& span) { return span.kernel == "cross_entropy_backward"; }),
+                kernels);
+    }
+  });
 }
 
 // Most of the rest is attention, for which this device has no kernel as CUDA has.

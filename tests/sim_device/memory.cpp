@@ -36,6 +36,7 @@ struct Arena {
   char* device = nullptr; // no access
   char* kernel = nullptr;
   size_t bytes = 0;
+  size_t size = kArena; // what a device may have in use
   std::array<size_t, kMostDevices> top{};
   std::multimap<std::pair<int, size_t>, uintptr_t> spare; // by stream and size
   std::vector<Parked> parked;
@@ -95,6 +96,9 @@ class DeviceMemory final : public c10::DeviceAllocator {
     Arena& all = arena();
     take_back_parked();
     const size_t whole = (bytes + 511) / 512 * 512;
+    if (static_cast<size_t>(all.memory[static_cast<size_t>(index)].bytes) + whole > all.size) {
+      throw Error("sim_device", "out of memory");
+    }
     const int stream = clock_of(index, current_stream(index));
     uintptr_t begin = 0;
     if (const auto found = all.spare.find({stream, whole}); found != all.spare.end()) {
@@ -107,6 +111,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
       }
       begin = reinterpret_cast<uintptr_t>(all.device) + static_cast<size_t>(index) * kArena + top;
       top += whole;
+      ++all.memory[static_cast<size_t>(index)].fresh;
     }
     line.allocated(begin, static_cast<int64_t>(whole), stream);
     Memory& used = all.memory[static_cast<size_t>(index)];
@@ -132,6 +137,12 @@ class DeviceMemory final : public c10::DeviceAllocator {
     bytes.current = used.bytes;
     bytes.peak = used.peak;
     return stats;
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    const std::lock_guard lock(timeline().mutex);
+    const Arena& all = arena();
+    return {all.size - std::min(all.size, static_cast<size_t>(all.memory.at(static_cast<size_t>(device)).bytes)),
+            all.size};
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex device) override {
@@ -216,6 +227,11 @@ void map_memory(int devices) {
   all.device = map(PROT_NONE);
   all.kernel = map(PROT_READ | PROT_WRITE);
   ::close(file);
+}
+
+void set_memory_size(int64_t bytes) {
+  const std::lock_guard lock(timeline().mutex);
+  arena().size = static_cast<size_t>(bytes);
 }
 
 Memory memory(int device) {

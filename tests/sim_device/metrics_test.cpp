@@ -168,7 +168,7 @@ TEST_P(SimDeviceMetrics, WaitsAreThoseOfTheChecker) {
                               engine->train_batch();
                               EXPECT_EQ(engine->host_syncs(), sim::host_synchronisations())
                                   << step << ' ' << testing::PrintToString(sim::host_synchronisation_names());
-                              EXPECT_EQ(engine->host_syncs(), 1) << step;
+                              EXPECT_EQ(engine->host_syncs(), one.step_in_backward ? 1 : 0) << step;
                             }
                             EXPECT_THAT(sim::problems(), IsEmpty());
                           }),
@@ -238,11 +238,11 @@ TEST(SimDeviceMetricsTest, ForwardIsWhatTheDeviceDoesInTheLossFunction) {
     };
     const auto engine = initialize(world, options).engine;
     for (int step = 0; step < 3; ++step) {
-      marks.clear();
+      const auto before = std::exchange(marks, {}); // of the step before: of this one the host knows nothing yet
       engine->train_batch();
       ASSERT_EQ(marks.size(), 2U);
       double expected = 0;
-      for (const auto& [begin, end] : marks) {
+      for (const auto& [begin, end] : before) {
         expected += end.seconds_since(begin);
       }
       EXPECT_DOUBLE_EQ(engine->times().forward, expected);
@@ -259,7 +259,7 @@ TEST(SimDeviceMetricsTest, AFailedStepLeavesNoTimes) {
     InitializeOptions options = options_of({}, sim::device());
     options.loss = [&, inner = options.loss](const data::Batch& batch) {
       const LossAndLogits loss = inner(batch);
-      if (++calls == 6) {
+      if (++calls == 8) {
         throw std::runtime_error("no");
       }
       return loss;
@@ -267,12 +267,13 @@ TEST(SimDeviceMetricsTest, AFailedStepLeavesNoTimes) {
     const auto engine = initialize(world, options).engine;
     engine->train_batch();
     engine->train_batch();
+    engine->train_batch();
     const StepTimes before = engine->times();
     EXPECT_THROW(engine->train_batch(), std::runtime_error);
     engine->train_batch();
     EXPECT_DOUBLE_EQ(engine->times().forward, before.forward);
     EXPECT_DOUBLE_EQ(engine->times().backward, before.backward);
-    EXPECT_EQ(engine->host_syncs(), 1);
+    EXPECT_EQ(engine->host_syncs(), 0);
   });
 }
 
@@ -301,7 +302,7 @@ TEST(SimDeviceMetricsTest, BreakdownsNameTheDevice) {
       options.config.memory_breakdown = options.config.wall_clock_breakdown = true;
       options.config.steps_per_print = 1;
       initialize(world, options).engine->train_batch();
-      const auto told = AllOf(Contains(HasSubstr("; on sim:0 ")), Contains(HasSubstr("waits of the host 1")));
+      const auto told = AllOf(Contains(HasSubstr("; on sim:0 ")), Contains(HasSubstr("waits of the host 0")));
       const auto silent = AllOf(Not(Contains(HasSubstr("; on "))), Not(Contains(HasSubstr("waits of the host"))));
       if (device.is_cpu()) {
         EXPECT_THAT(lines, silent);
@@ -339,7 +340,7 @@ TEST_F(SimDeviceTraining, MetricsAndReportNameTheDevice) {
     const auto steps = monitor::read_metrics(out() / "metrics.jsonl");
     ASSERT_EQ(steps.size(), 4U);
     for (const auto& step : steps) {
-      EXPECT_EQ(step.host_syncs, 1);
+      EXPECT_EQ(step.host_syncs, 0);
       EXPECT_GT(step.device_peak_bytes.value_or(0), 0);
       EXPECT_GT(step.peak_rss_bytes.value_or(0), 0);
     }
@@ -350,7 +351,7 @@ TEST_F(SimDeviceTraining, MetricsAndReportNameTheDevice) {
       EXPECT_THAT(report, testing::HasSubstr(text));
     }
     EXPECT_THAT(lines, testing::Contains(testing::HasSubstr("device memory: at most ")));
-    EXPECT_THAT(lines, testing::Contains(testing::HasSubstr("the host waited for the device 1.00 times a step")));
+    EXPECT_THAT(lines, testing::Contains(testing::HasSubstr("the host waited for the device 0.00 times a step")));
     EXPECT_THAT(sim::problems(), testing::IsEmpty());
   });
 }

@@ -132,8 +132,10 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
   launch.touch(target, true, crosses);
   if (!on_device(self)) {
     timeline().copied.to_device += static_cast<int64_t>(target.nbytes());
+    ++timeline().copied.copies_to_device;
   } else if (!on_device(target)) {
     timeline().copied.to_host += static_cast<int64_t>(target.nbytes());
+    ++timeline().copied.copies_to_host;
   }
   if (on_device(self) && on_device(target)) {
     kernel_view(target).copy_(kernel_view(self));

@@ -146,7 +146,7 @@ void column_sum(const kernels::ColumnSumArgs& args, int64_t rows, at::Device) {
 }
 
 void cross_entropy(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device) {
-  RowCall call(rows, args.columns, args.element);
+  RowCall call(rows, args.to_next_row(), args.element);
   kernels::CrossEntropyArgs own = args;
   call.elements(own.logits, false);
   call.per_row(own.target, false);
@@ -157,7 +157,7 @@ void cross_entropy(const kernels::CrossEntropyArgs& args, int64_t rows, at::Devi
 }
 
 void cross_entropy_backward(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device) {
-  RowCall call(rows, args.columns, args.element);
+  RowCall call(rows, args.to_next_row(), args.element);
   kernels::CrossEntropyArgs own = args;
   call.elements(own.logits, false);
   call.per_row(own.target, false);

@@ -28,6 +28,9 @@ void clear_problems();
 /// and again is not counted: what Work::wait() over the staged backend costs is not seen here.
 int64_t host_synchronisations();
 std::vector<std::string> host_synchronisation_names();
+/// For each of them the kernels and copies that the waiting thread had launched behind the work that it waited for:
+/// with none the device has nothing to do until the thread launches more.
+std::vector<int64_t> launched_behind_host_synchronisations();
 void reset_host_synchronisations();
 
 /// Kernels and copies that were ever launched on the streams of a device.
@@ -57,15 +60,20 @@ void set_polls(int polls);
 struct Memory {
   int64_t bytes = 0;
   int64_t peak = 0;
+  int64_t fresh = 0; ///< blocks that no freed one could give; CUDA's allocator asks the driver then
 };
 Memory memory(int device = 0);
+/// Of each device, at most 16 GiB; more in use is out of memory.
+void set_memory_size(int64_t bytes);
 /// Of the host's pinned memory for all devices, as CUDA's allocator would take it: in powers of two.
 Memory pinned_memory();
 
-/// Bytes that were copied between the host and all devices so far.
+/// Bytes that were copied between the host and all devices so far, and in how many copies.
 struct Copied {
   int64_t to_device = 0;
   int64_t to_host = 0;
+  int64_t copies_to_device = 0;
+  int64_t copies_to_host = 0;
 };
 Copied copied();
 

@@ -5,12 +5,15 @@
 #include <tests/engine/small_run.h>
 #include <tests/support/run_ranks.h>
 
+#include <trireme/engine/step_outcome.h>
 #include <trireme/models/gpt_layers.h>
 #include <trireme/models/small_step.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <unistd.h>
+#include <filesystem>
 #include <limits>
 
 namespace trireme::engine {
@@ -46,14 +49,17 @@ std::vector<Optimizer> optimizers() {
 }
 
 struct Ended {
-  std::vector<double> numbers; // loss, norm, lr and skipped steps of each step
+  std::vector<double> numbers; // loss, norm, lr, loss scale of each step, and whether it was taken
   std::vector<at::Tensor> weights;
 };
 
-// On the last rank the first step has a loss that is not finite, the fourth gradients.
-Ended train(comm::World& world, const Optimizer& one, at::Device device) {
+// On the last rank the first step has a loss that is not finite, the fourth gradients. Each step has its learning rate,
+// which a skipped one leaves to the next. What came of the steps is read at the end, so that the host never waits.
+// With a `folder`, the engine saves after the fourth step and loads that.
+Ended train(comm::World& world, const Optimizer& one, at::Device device, const std::filesystem::path& folder = {}) {
   InitializeOptions options;
   options.device = device;
+  options.lr = [](int64_t step) { return 0.01 / static_cast<double>(step); };
   options.config = zero_config(one.zero_stage, /*accumulation=*/2, /*clipping=*/1);
   options.config.precision.compute = one.type;
   if (one.type == Type::fp16) {
@@ -90,14 +96,22 @@ Ended train(comm::World& world, const Optimizer& one, at::Device device) {
   }
   const auto engine = initialize(world, options).engine;
   Ended ended;
+  std::vector<std::shared_ptr<const StepOutcome>> outcomes;
   for (int step = 0; step < 6; ++step) {
     engine->train_batch();
-    for (const double number : {engine->loss(), engine->get_global_grad_norm().value_or(-1), engine->get_lr(),
-                                static_cast<double>(engine->skipped_steps())}) {
-      ended.numbers.push_back(std::isfinite(number) ? number : -7);
+    outcomes.push_back(engine->outcome());
+    if (step == 3 && !folder.empty()) {
+      engine->save_checkpoint(folder, "fourth");
+      engine->load_checkpoint(folder, "fourth");
     }
   }
   EXPECT_EQ(engine->skipped_steps(), 2);
+  for (const auto& outcome : outcomes) {
+    for (const double number : {outcome->loss(), outcome->grad_norm().value_or(-1), outcome->lr(),
+                                outcome->loss_scale(), outcome->taken() ? 1.0 : 0.0}) {
+      ended.numbers.push_back(std::isfinite(number) ? number : -7);
+    }
+  }
   const std::vector<at::Tensor> parameters = engine->module().parameters();
   const auto whole = engine->gather_parameters(parameters);
   for (const at::Tensor& parameter : parameters) {
@@ -113,6 +127,7 @@ TEST_P(SimDeviceStepTest, SkippedStepsLeaveWhatTheCpuLeaves) {
   test::on_ranks(2, [&](comm::World& world) {
     at::globalContext().setSDPUseFlash(false);
     sim::start();
+    sim::set_polls(20); // nothing of a step is known before the host waits
     sim::use_cpu_optimizer_kernels();
     const Ended cpu = train(world, one, at::kCPU);
     const Ended device = train(world, one, sim::device());
@@ -127,6 +142,27 @@ TEST_P(SimDeviceStepTest, SkippedStepsLeaveWhatTheCpuLeaves) {
 
 INSTANTIATE_TEST_SUITE_P(All, SimDeviceStepTest, testing::ValuesIn(optimizers()),
                          [](const auto& info) { return info.param.name; });
+
+// The skipped fourth step was not known when the save began.
+TEST(SimDeviceStep, ASaveCountsTheStepBeforeIt) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / concat("trireme_sim_device_step_", ::getpid());
+  const Optimizer one{
+      .name = "", .options = {.rule = optim::AdamOptions{.lr = 0.01}}, .zero_stage = 2, .type = Type::fp16};
+  test::on_ranks(2, [&](comm::World& world) {
+    at::globalContext().setSDPUseFlash(false);
+    sim::start();
+    sim::set_polls(20);
+    sim::use_cpu_optimizer_kernels();
+    const Ended cpu = train(world, one, at::kCPU);
+    const Ended device = train(world, one, sim::device(), folder);
+    EXPECT_EQ(device.numbers, cpu.numbers);
+    for (size_t i = 0; i < cpu.weights.size(); ++i) {
+      EXPECT_TRUE(device.weights[i].equal(cpu.weights[i])) << "parameter " << i;
+    }
+  });
+  std::filesystem::remove_all(folder);
+}
 
 // "bf16": {"enabled": "auto"}.
 TEST(SimDeviceStep, BothTypesAreTimedOnTheDevice) {
@@ -155,7 +191,11 @@ TEST(SimDeviceStep, TheOptimizerIsLaunchedBeforeTheHostWaits) {
     sim::reset_host_synchronisations();
     engine->train_batch();
     EXPECT_EQ(sim::host_synchronisations_before_optimizer(), 0);
-    EXPECT_EQ(sim::host_synchronisations(), 1);
+    EXPECT_EQ(sim::host_synchronisations(), 0);
+    sim::set_polls(20);
+    const at::Tensor loss = engine->train_batch();
+    EXPECT_FALSE(loss.is_cpu()) << "it is not known yet";
+    EXPECT_EQ(loss.item<double>(), engine->loss());
   });
 }
 

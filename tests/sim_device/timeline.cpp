@@ -105,6 +105,10 @@ void Timeline::host_waits(const Clock& done, const std::string& what, bool count
   arrive(host());
   if (counts) {
     synchronisations.push_back(what);
+    launched_behind.push_back(0);
+    for (size_t stream = 0; stream < done.size(); ++stream) {
+      launched_behind.back() += done[stream] == 0 ? 0 : streams_[stream][stream] - done[stream];
+    }
   }
 }
 
@@ -248,9 +252,14 @@ std::vector<std::string> host_synchronisation_names() {
   const std::lock_guard lock(timeline().mutex);
   return timeline().synchronisations;
 }
+std::vector<int64_t> launched_behind_host_synchronisations() {
+  const std::lock_guard lock(timeline().mutex);
+  return timeline().launched_behind;
+}
 void reset_host_synchronisations() {
   const std::lock_guard lock(timeline().mutex);
   timeline().synchronisations.clear();
+  timeline().launched_behind.clear();
 }
 int64_t launches(int device) {
   const std::lock_guard lock(timeline().mutex);

@@ -74,6 +74,7 @@ class Timeline {
 
   std::vector<std::string> problems;
   std::vector<std::string> synchronisations;
+  std::vector<int64_t> launched_behind; // each of them
   int polls = 1;
   bool keeps_spans = false;
   Copied copied;

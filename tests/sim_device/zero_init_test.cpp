@@ -131,7 +131,7 @@ TEST(SimDeviceZeroInitDefault, IsThatOfInitialize) {
       return made;
     };
     ::unsetenv("TRIREME_DEVICE");
-    EXPECT_EQ(zero::Init(world, one.type).device(), device::choose("auto", world.local_rank(), world.local_size()));
+    EXPECT_EQ(zero::Init(world, one.type).device(), world.device());
     ::setenv("TRIREME_DEVICE", "cpu", 1);
     const Seen expected = train(*initialize(world, options()).engine);
     InitializeOptions early = options();

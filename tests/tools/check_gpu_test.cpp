@@ -4,10 +4,16 @@
 #include <tests/support/folders.h>
 
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <fstream>
+#include <vector>
 
 namespace trireme::tools {
 namespace {
 
+using nlohmann::json;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -22,12 +28,26 @@ class CheckGpuTest : public RunFolderOnDisk {
     std::filesystem::permissions(program, std::filesystem::perms::owner_all);
     return concat("--bin ", path("programs"), ' ');
   }
-  Finished check(const std::string& arguments) const {
-    return sh(concat("python3 \"" + test::source_dir() + "/scripts/check_gpu\" --jobs 1 --bin \"" + test::binary_dir() +
-                         "/bin\" --folder ",
-                     path("runs"), " --set model.hidden=64 --set model.sequence_length=32 ", arguments),
-              500);
+  std::string check_command(const std::string& arguments) const {
+    return concat("python3 \"" + test::source_dir() + "/scripts/check_gpu\" --jobs 1 --bin \"" + test::binary_dir() +
+                      "/bin\" --folder ",
+                  path("runs"), " --set model.hidden=64 --set model.sequence_length=32 ", arguments);
   }
+  Finished check(const std::string& arguments) const { return sh(check_command(arguments), 500); }
+  /// The lines of rows.jsonl that are whole.
+  std::vector<json> rows() const {
+    std::vector<json> found;
+    std::ifstream in(path("runs") + "/rows.jsonl");
+    for (std::string line; std::getline(in, line);) {
+      if (json row = json::parse(line, nullptr, /*allow_exceptions=*/false); row.is_object()) {
+        found.push_back(std::move(row));
+      }
+    }
+    return found;
+  }
+
+  const std::string kTinyBench =
+      "--bench=\"--rows 16 --hidden 64 --vocab 100 --params 5000 --product 16 --bytes 4096 --repeats 1\"";
 };
 
 TEST_F(CheckGpuTest, RunsAreWhatTheyAreComparedWith) {
@@ -62,6 +82,76 @@ TEST_F(CheckGpuTest, ARunOfWhichNoRankWasKilledIsSaid) {
   EXPECT_EQ(finished.status, 1) << finished.output;
   EXPECT_THAT(finished.output, HasSubstr("FAILED no rank was killed and started again"));
   EXPECT_THAT(finished.output, HasSubstr("3 passed, 1 failed"));
+}
+
+TEST_F(CheckGpuTest, APartIsNotDoneAgain) {
+  const std::string parts = "--device cpu --parts facts,nccl,kernels,equality cpu " + kTinyBench;
+  const Finished first = check(parts);
+  EXPECT_EQ(first.status, 0) << first.output;
+  EXPECT_THAT(first.output, HasSubstr("4 passed, 0 failed"));
+  const std::vector<json> seen = rows();
+  const auto count = [&](const char* part, const char* key, const auto& value) {
+    return std::count_if(seen.begin(), seen.end(),
+                         [&](const json& row) { return row["part"] == part && row.value(key, json()) == value; });
+  };
+  EXPECT_EQ(count("facts", "row", "copy"), 1);
+  EXPECT_EQ(count("facts", "row", "product"), 2);
+  EXPECT_EQ(count("nccl", "good", true), 6) << "over gloo";
+  EXPECT_EQ(count("kernels", "row", "kernel"), 2 * 13 + 9 + 2);
+  EXPECT_EQ(count("equality", "complete", true), 1);
+  for (const json& row : seen) {
+    EXPECT_TRUE(!row.contains("of_copy") || row["of_copy"].get<double>() > 0) << row;
+  }
+  EXPECT_EQ(check(parts).status, 0);
+  EXPECT_EQ(rows().size(), seen.size()) << "all is complete";
+  const Finished again = check("--device cpu --parts nccl --again " + kTinyBench);
+  EXPECT_EQ(again.status, 0) << again.output;
+  EXPECT_EQ(rows().size(), seen.size() + 7);
+}
+
+TEST_F(CheckGpuTest, WhatWasCutGoesOn) {
+  const std::string command = check_command("--device cpu --parts nccl,equality again " + kTinyBench);
+  const Finished cut = sh(concat(command, " & script=$!; while ! grep -q \"all_gather\" ", path("runs"),
+                                 "/rows.jsonl; do sleep 0.02; done; kill -9 $script; wait"));
+  const auto complete = [&] {
+    const std::vector<json> seen = rows();
+    return std::count_if(seen.begin(), seen.end(), [](const json& row) { return row.value("complete", false); });
+  };
+  EXPECT_LT(complete(), 4) << cut.output;
+  std::ofstream(path("runs") + "/rows.jsonl", std::ios::app) << R"({"part": "nccl", "uni)"; // the machine was cut
+  const Finished finished = sh(command, 500);
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("4 passed, 0 failed"));
+  EXPECT_EQ(complete(), 4);
+}
+
+TEST_F(CheckGpuTest, WhatDoesNotFitIntoTheTimeIsLeftAndSaid) {
+  const Finished finished = check("--device cpu --parts facts,nccl --seconds 5");
+  EXPECT_EQ(finished.status, 1) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("left, not enough of 5 s: facts: facts, nccl: one rank over gloo"));
+  EXPECT_THAT(rows(), testing::IsEmpty());
+}
+
+TEST_F(CheckGpuTest, StepsStandBesideThoseOfPyTorch) {
+  const Finished finished =
+      check(concat("--device cpu --parts steps --sizes tiny --ways fp32 --batches 2 --engines trireme,eager --steps 2 "
+                   "--python \"",
+                   test::python(), '"'));
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  const std::vector<json> seen = rows();
+  ASSERT_EQ(seen.size(), 2) << finished.output;
+  for (const json& row : seen) {
+    EXPECT_EQ(row["error"], "") << row;
+    EXPECT_NEAR(row["tokens_per_s"].get<double>(), 2 * 32 / (row["step_ms"].get<double>() / 1e3), 1e-3);
+    EXPECT_NEAR(row["first_loss"].get<double>(), seen[0]["first_loss"].get<double>(), 1e-4);
+    EXPECT_NEAR(row["last_loss"].get<double>(), seen[0]["last_loss"].get<double>(), 1e-4);
+  }
+}
+
+TEST_F(CheckGpuTest, UnknownPartsAreRefused) {
+  const Finished finished = check("--parts speed");
+  EXPECT_EQ(finished.status, 1);
+  EXPECT_THAT(finished.output, HasSubstr("no part is named speed. There are: facts nccl kernels equality steps"));
 }
 
 TEST_F(CheckGpuTest, UnknownNamesAreRefused) {

@@ -20,7 +20,7 @@ TEST(CommandLineTest, HelpHasAnExampleForEveryCommand) {
   EXPECT_EQ(sh(kTrireme + " --help").status, 0);
   for (const char* command :
        {"train", "estimate", "launch", "generate", "inspect", "doctor", "schedule", "store", "data fetch", "tokenize",
-        "bench optim", "bench comm", "bench kernels", "bench tokenizer"}) {
+        "bench optim", "bench comm", "bench kernels", "bench device", "bench tokenizer"}) {
     const Finished help = sh(concat(kTrireme, ' ', command, " --help"));
     EXPECT_EQ(help.status, 0) << command;
     const size_t example = help.output.find("Example:\n  ");

@@ -1,8 +1,9 @@
 #include "bench_optim.h"
 
+#include "stepped_optimizer.h"
+
 #include <trireme/base/error.h>
 #include <trireme/monitor/series.h>
-#include <trireme/optim/optimizer.h>
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -10,41 +11,14 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <iomanip>
-#include <memory>
 #include <new>
 #include <ostream>
 
 namespace trireme::tools {
 namespace {
 
-using optim::StateType;
-
-struct Impl {
-  const char* name;
-  optim::Rule rule;
-  /// Gradient and copy out in bf16, norm and clip.
-  bool mixed;
-  StateType state_type;
-  /// Bytes of memory traffic per parameter.
-  double bytes;
-};
-
-constexpr double kLimitBytes = 28;
-constexpr double kScaleBytes = 2.0 * 2 * sizeof(float) / optim::kStateBlock; // two states' scales are read and written
-constexpr std::array kImpls = {
-    Impl{"adam", optim::AdamOptions{.beta2 = 0.95}, false, StateType::fp32, kLimitBytes},
-    Impl{"adam_bf16", optim::AdamOptions{.beta2 = 0.95}, true, StateType::fp32, 30},
-    Impl{"adam_bf16_states16", optim::AdamOptions{.beta2 = 0.95}, true, StateType::bf16, 22},
-    Impl{"adam_bf16_states8", optim::AdamOptions{.beta2 = 0.95}, true, StateType::int8, 18 + kScaleBytes},
-    Impl{"lamb", optim::LambOptions{}, false, StateType::fp32, 40},
-    Impl{"lion", optim::LionOptions{}, false, StateType::fp32, 20},
-    Impl{"adagrad", optim::AdagradOptions{}, false, StateType::fp32, 20},
-    Impl{"rmsprop", optim::RmspropOptions{}, false, StateType::fp32, 20},
-    Impl{"sgd", optim::SgdOptions{.momentum = 0.9}, false, StateType::fp32, 20},
-};
+constexpr double kLimitBytes = 28; // of fp32 Adam
 
 /// p, g, m and v of one size.
 struct Arrays {
@@ -113,65 +87,14 @@ void print(const Row& row, bool json, std::ostream& out) {
   out.flush();
 }
 
-/// One optimizer and the arrays that it steps.
-class Stepped {
- public:
-  Stepped(const Impl& impl, int64_t n, bool huge_pages) : impl_(impl) {
-    const auto make = [&](float value, at::ScalarType type) { // half or a quarter of an fp32 array
-      const auto floats =
-          static_cast<int64_t>((static_cast<size_t>(n) * at::elementSize(type) + sizeof(float) - 1) / sizeof(float));
-      at::Tensor array = flat(floats, 0, huge_pages).view(type).slice(0, 0, n);
-      return value == 0 ? array : array.fill_(value);
-    };
-    optimizer_ = optim::make_optimizer({.rule = impl.rule, .state_type = impl.state_type});
-    shard_.param = make(0.02F, at::kFloat);
-    shard_.grad = make(0.01F, impl.mixed ? at::kBFloat16 : at::kFloat);
-    if (impl.mixed) {
-      shard_.param_copy = make(0, at::kBFloat16);
-    }
-    for (size_t i = 0; i < optimizer_->states().size(); ++i) {
-      shard_.states.push_back(make(0, optim::scalar_type(impl.state_type)));
-      if (impl.state_type == StateType::int8) {
-        shard_.scales.push_back(at::zeros({(n + optim::kStateBlock - 1) / optim::kStateBlock}));
-      }
-    }
-    shard_.lr = 1e-3;
-    shard_.weight_decay = 0.1;
-    constexpr int64_t kParameters = 16;
-    for (int64_t i = 0; i < kParameters; ++i) {
-      segments_.push_back({n * i / kParameters, n * (i + 1) / kParameters, i});
-    }
-    shard_.segments = segments_;
-    norms_ = at::zeros({2 * kParameters}, at::kDouble);
-    shard_.norms = norms_;
-  }
-
-  void step() {
-    if (impl_.mixed) {
-      constexpr double kLossScale = 1;
-      shard_.grad_scale =
-          std::min(1.0, 1 / (std::sqrt(optim::squared_norm(shard_.grad)) / kLossScale + 1e-6)) / kLossScale;
-    }
-    if (optimizer_->needs_norms()) {
-      norms_.zero_();
-      optimizer_->prepare(shard_, norms_);
-    }
-    optimizer_->step(shard_);
-    ++shard_.step;
-  }
-
- private:
-  const Impl& impl_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
-  optim::ShardStep shard_;
-  std::vector<optim::Segment> segments_;
-  at::Tensor norms_;
-};
-
-std::vector<double> measure(const BenchOptimArgs& args, const Impl& impl, const Arrays& limit_arrays,
+std::vector<double> measure(const BenchOptimArgs& args, const SteppedRule& impl, const Arrays& limit_arrays,
                             std::ostream& out) {
   const int64_t n = limit_arrays.param.numel();
-  Stepped stepped(impl, n, args.huge_pages);
+  SteppedOptimizer stepped(impl, n, [&](int64_t numel, at::ScalarType type) { // half or a quarter of an fp32 array
+    const auto floats =
+        static_cast<int64_t>((static_cast<size_t>(numel) * at::elementSize(type) + sizeof(float) - 1) / sizeof(float));
+    return flat(floats, 0, args.huge_pages).view(type).slice(0, 0, numel);
+  });
   constexpr int kWarmUps = 2;
   std::vector<double> own_ms, limit_ms, shares;
   for (int i = -kWarmUps; i < args.repeats; ++i) {
@@ -187,17 +110,17 @@ std::vector<double> measure(const BenchOptimArgs& args, const Impl& impl, const 
   return limit_ms;
 }
 
-std::vector<const Impl*> chosen(const std::vector<std::string>& names) {
-  std::vector<const Impl*> found;
+std::vector<const SteppedRule*> chosen(const std::vector<std::string>& names) {
+  std::vector<const SteppedRule*> found;
   std::string known;
-  for (const Impl& impl : kImpls) {
+  for (const SteppedRule& impl : stepped_rules()) {
     known += (known.empty() ? "" : ", ") + std::string(impl.name);
     if (names.empty() || std::find(names.begin(), names.end(), impl.name) != names.end()) {
       found.push_back(&impl);
     }
   }
   for (const std::string& name : names) {
-    if (std::none_of(found.begin(), found.end(), [&](const Impl* impl) { return impl->name == name; })) {
+    if (std::none_of(found.begin(), found.end(), [&](const SteppedRule* impl) { return impl->name == name; })) {
       throw InputError("bench", concat("--impl ", name, " is not a row."), concat("There are ", known, '.'));
     }
   }
@@ -219,7 +142,7 @@ int bench_optim(const BenchOptimArgs& args, std::ostream& out) {
     check("--threads", threads);
   }
   check("--repeats", args.repeats);
-  const std::vector<const Impl*> impls = chosen(args.impls);
+  const std::vector<const SteppedRule*> impls = chosen(args.impls);
 
   const int before = at::get_num_threads();
   const std::vector<int> thread_counts = args.threads.empty() ? std::vector<int>{before} : args.threads;
@@ -232,7 +155,7 @@ int bench_optim(const BenchOptimArgs& args, std::ostream& out) {
     for (int threads : thread_counts) {
       at::set_num_threads(threads);
       std::vector<double> limit_ms;
-      for (const Impl* impl : impls) {
+      for (const SteppedRule* impl : impls) {
         const std::vector<double> beside = measure(args, *impl, arrays, out);
         limit_ms.insert(limit_ms.end(), beside.begin(), beside.end());
       }

@@ -2,10 +2,11 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
+#include <trireme/comm/lone_group.h>
 #include <trireme/comm/world.h>
 #include <trireme/device/choose.h>
+#include <trireme/device/stream.h>
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int64_t kEach = 1003;
 constexpr std::chrono::seconds kTimeout{20};
+constexpr const char* kMessages = "send/recv";
 
 /// Rank `rank`'s input: integers, so that sums are exact in any order.
 at::Tensor numbers(int rank, int64_t numel) {
@@ -95,7 +97,7 @@ std::vector<bool> run_each(const comm::Group& group, at::Device device) {
 
 const std::vector<std::string>& checked_collectives() {
   static const std::vector<std::string> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                                 "all_to_all", "send/recv",      "barrier"};
+                                                 "all_to_all", kMessages,        "barrier"};
   return names;
 }
 
@@ -125,19 +127,43 @@ std::vector<DeviceFinding> check_collectives(const comm::Group& group, c10::Devi
   return findings;
 }
 
-int check_collectives_as_rank(const std::string& device) {
+std::vector<DeviceFinding> check_collectives_alone(const std::string& backend, c10::Device device) {
+  const torch::NoGradGuard no_grad;
+  const comm::LoneGroup alone(backend, device);
+  const std::vector<bool> right = run_each(alone.group(), device);
+  std::vector<DeviceFinding> findings;
+  for (size_t i = 0; i < right.size(); ++i) {
+    if (checked_collectives()[i] != kMessages) {
+      findings.push_back({checked_collectives()[i], right[i] ? "as computed" : "the rank got wrong numbers", right[i]});
+    }
+  }
+  return findings;
+}
+
+namespace {
+
+void print(const std::vector<DeviceFinding>& findings) {
+  for (const DeviceFinding& finding : findings) {
+    std::cout << nlohmann::json{{"op", finding.what}, {"found", finding.found}, {"good", finding.good}}.dump() << '\n';
+  }
+}
+
+} // namespace
+
+int check_collectives_as_rank(const std::string& device, const std::string& backend) {
+  if (!backend.empty()) {
+    const at::Device own = device::choose(device, 0, 1);
+    device::make_current(own);
+    print(check_collectives_alone(backend, own));
+    return 0;
+  }
   comm::World world = comm::World::connect(comm::with_timeout({}, kTimeout));
   const at::Device own = device::choose(device, world.local_rank(), world.local_size());
-  if (!own.is_cpu()) {
-    c10::impl::VirtualGuardImpl(own.type()).setDevice(own);
-  }
+  device::make_current(own);
   const std::vector<DeviceFinding> findings = check_collectives(world.group(), own);
   world.close();
   if (world.rank() == 0) {
-    for (const DeviceFinding& finding : findings) {
-      std::cout << nlohmann::json{{"op", finding.what}, {"found", finding.found}, {"good", finding.good}}.dump()
-                << '\n';
-    }
+    print(findings);
   }
   return 0;
 }

@@ -31,10 +31,13 @@ struct Setup {
   std::string device;
   int ranks = 2;
 
+  bool alone() const { return ranks == 1; } // over a backend for several
+  size_t operations() const { return checked_collectives().size() - (alone() ? 1 : 0); }
   std::string name() const {
     const std::string counted = concat(ranks, ranks == 1 ? " rank" : " ranks");
-    return concat(ranks == 1 ? "null" : backend, " (", counted,
+    return concat(backend, " (", counted,
                   device == "cpu"    ? ")"
+                  : alone()          ? ", a GPU)"
                   : device == "cuda" ? ", a GPU each)"
                                      : " on one GPU)");
   }
@@ -64,17 +67,22 @@ std::vector<Setup> setups(int cards) {
     found.push_back({"mpi", "cpu"});
   }
   if (cards > 0) {
-    found.push_back({"nccl", "cuda", cards});
+    if (cards > 1 || is_there("nccl")) {
+      found.push_back({"nccl", "cuda", cards});
+    }
     found.push_back({"staged", "cuda:0"});
   }
   return found;
 }
 
 JobResult start(const Setup& setup, const fs::path& folder) {
-  const std::vector<std::string> rank = {(folder / "trireme-rank").string(), "check-collectives", setup.device};
+  std::vector<std::string> rank = {(folder / "trireme-rank").string(), "check-collectives", setup.device};
+  if (setup.alone()) {
+    rank.push_back(setup.backend);
+  }
   const std::string count = std::to_string(setup.ranks);
   std::vector<std::string> words = {(folder / "trireme").string(), "launch", "-n", count, "--"};
-  Variables variables = {{"TRIREME_BACKEND", setup.ranks == 1 ? "auto" : setup.backend}, {"OMP_NUM_THREADS", "1"}};
+  Variables variables = {{"TRIREME_BACKEND", setup.alone() ? "auto" : setup.backend}, {"OMP_NUM_THREADS", "1"}};
   if (setup.backend == "mpi") {
     words = {"mpirun", "-n", count};
     variables.insert(variables.end(), under_mpirun().begin(), under_mpirun().end());
@@ -129,7 +137,7 @@ std::vector<DeviceFinding> check_all_collectives(int cards) {
     if (setup.backend == "mpi" && result.status == kNotHere) {
       continue;
     }
-    if (result.killed || result.status != 0 || seen != checked_collectives().size()) {
+    if (result.killed || result.status != 0 || seen != setup.operations()) {
       broken.push_back({"collectives", concat("over ", setup.name(), ": ", sentence(result)), false});
     }
   }

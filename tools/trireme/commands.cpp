@@ -68,6 +68,7 @@ struct Parser {
   BenchOptimCommand bench_optim;
   BenchCommCommand bench_comm;
   BenchKernelsCommand bench_kernels;
+  BenchDeviceCommand bench_device;
   BenchTokenizerCommand bench_tokenizer;
 
   Parser() {
@@ -87,6 +88,7 @@ struct Parser {
     add_tokenize();
     add_data();
     add_rest();
+    add_bench();
   }
 
   void add_launch() {
@@ -286,11 +288,13 @@ struct Parser {
 
     c = add(app, result, doctor, "doctor", "Check what this machine and this build can do", "trireme doctor");
     c->add_flag("--json", doctor.json, "One JSON object instead of text");
+  }
 
+  void add_bench() {
     CLI::App* bench = app.add_subcommand("bench", "Measure a part of Trireme on this machine");
     bench->require_subcommand(1);
-    c = add(*bench, result, bench_optim, "optim", "Optimizer steps against the machine's memory bandwidth",
-            "trireme bench optim --params 50000000 --threads 1,2 --json");
+    CLI::App* c = add(*bench, result, bench_optim, "optim", "Optimizer steps against the machine's memory bandwidth",
+                      "trireme bench optim --params 50000000 --threads 1,2 --json");
     c->add_option("--params", bench_optim.params, "Numbers of parameters")->delimiter(',')->check(at_least(1));
     c->add_option("--threads", bench_optim.threads, "Numbers of threads (default: all cores)")
         ->delimiter(',')
@@ -319,6 +323,25 @@ struct Parser {
         ->check(at_least(1))
         ->capture_default_str();
     c->add_flag("--json", bench_kernels.json, "One JSON object a line instead of a table");
+
+    c = add(*bench, result, bench_device, "device",
+            "What a GPU does: copies, products, and each of Trireme's own kernels against the copy's bandwidth",
+            "trireme bench device --device cuda:0 --json");
+    c->add_option("--device", bench_device.device, "cpu, cuda or cuda:K")->capture_default_str();
+    c->add_option("--only", bench_device.only, "Rows: device, copy, product, kernel (default: all)")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"device", "copy", "product", "kernel"}));
+    const auto size = [&](const char* flag, int64_t& value, const char* what) {
+      c->add_option(flag, value, what)->check(at_least(1))->capture_default_str();
+    };
+    size("--rows", bench_device.rows, "Tokens of the passes of a transformer; of the loss an eighth");
+    size("--hidden", bench_device.hidden, "Numbers per token, even");
+    size("--vocab", bench_device.vocab, "Classes of the loss");
+    size("--params", bench_device.params, "Parameters of the optimizers");
+    size("--product", bench_device.product, "Rows, columns and depth of the matrix products");
+    size("--bytes", bench_device.bytes, "Size of the copied array");
+    size("--repeats", bench_device.repeats, "Calls that are timed as a whole, three times; the median is printed");
+    c->add_flag("--json", bench_device.json, "One JSON object a line instead of a table");
 
     c = add(*bench, result, bench_tokenizer, "tokenizer", "Turning a text into token ids, by some threads",
             "trireme bench tokenizer --tokenizer tokenizer.json --text novels.txt --threads 1,2 --json");

@@ -124,6 +124,20 @@ struct BenchKernelsCommand {
   bool json = false;
 };
 
+/// The sizes are much larger than a GPU's caches.
+struct BenchDeviceCommand {
+  std::string device = "cuda";   ///< or "cpu", "cuda:K"
+  std::vector<std::string> only; ///< kinds of rows (bench_device.h); empty: all. Without "copy" no kernel has of_copy
+  int64_t rows = 65536;          ///< tokens of a transformer's passes; an eighth of them for the loss
+  int64_t hidden = 768;
+  int64_t vocab = 50304;
+  int64_t params = 134'217'728; ///< of the optimizers
+  int64_t product = 8192;       ///< rows, columns and depth of the matrix products
+  int64_t bytes = 1 << 30;      ///< of the copied array
+  int64_t repeats = 10;         ///< calls of each of three measurements, after two for warm-up; the median counts
+  bool json = false;
+};
+
 struct BenchCommCommand {
   std::string op = "all_reduce";
   std::vector<int64_t> ranks = {2, 4};
@@ -144,8 +158,8 @@ struct BenchTokenizerCommand {
 
 using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, ExportCommand,
                              InspectCommand, DoctorCommand, DataFetchCommand, DataTokenizeCommand, BenchOptimCommand,
-                             BenchCommCommand, BenchKernelsCommand, ScheduleCommand, PlanCommand, StoreCommand,
-                             TokenizeCommand, BenchTokenizerCommand>;
+                             BenchCommCommand, BenchDeviceCommand, BenchKernelsCommand, ScheduleCommand, PlanCommand,
+                             StoreCommand, TokenizeCommand, BenchTokenizerCommand>;
 
 /// Parses the arguments. Prints help or version and throws ExitNow(0). Errors: InputError naming the wrong words and
 /// what to write.

@@ -1,6 +1,7 @@
 // `trireme-rank`: the part of the command line with libtorch. `trireme` starts it as the ranks of a training, or
 // becomes it for generate, inspect, bench and doctor.
 #include "bench_comm.h"
+#include "bench_device.h"
 #include "bench_kernels.h"
 #include "bench_optim.h"
 #include "collective_check.h"
@@ -91,6 +92,7 @@ struct Run {
     args.json = command.json;
     return bench_kernels(args, std::cout);
   }
+  int operator()(const BenchDeviceCommand& command) const { return bench_device(command, std::cout); }
   int operator()(const BenchCommCommand& command) const { return bench_comm(command, std::cout); }
   int operator()(const LaunchCommand&) const { throw Error("trireme-rank", "launch is done by trireme"); }
   int operator()(const EstimateCommand&) const { throw Error("trireme-rank", "estimate is done by trireme"); }
@@ -106,8 +108,8 @@ struct Run {
 };
 
 int run(int argc, char** argv) {
-  if (argc == 3 && std::string_view(argv[1]) == "check-collectives") { // internal: doctor starts it
-    return check_collectives_as_rank(argv[2]);
+  if ((argc == 3 || argc == 4) && std::string_view(argv[1]) == "check-collectives") { // internal: doctor starts it
+    return check_collectives_as_rank(argv[2], argc == 4 ? argv[3] : "");
   }
   if (argc == 3 && std::string_view(argv[1]) == "measure-machine") { // internal: plan --calibrate starts it
     return measure_machine_as_rank(argv[2]);

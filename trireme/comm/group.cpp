@@ -223,8 +223,9 @@ const std::string& Group::name() const {
   return state_->name();
 }
 
-const char* Group::backend() const {
-  return state_->routes().host().name();
+const char* Group::backend(at::Device device) const {
+  const Backend* const open = state_->routes().find(device);
+  return open == nullptr ? "" : open->name();
 }
 
 const std::vector<int>& Group::members() const {

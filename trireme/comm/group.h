@@ -34,8 +34,8 @@ class Group {
   int rank() const;
   int size() const;
   const std::string& name() const;
-  /// Backend for tensors on the host: "null", "gloo", ...
-  const char* backend() const;
+  /// Backend for tensors on such a device: "null", "gloo", "nccl", ...; "" before open() or the first tensor there.
+  const char* backend(at::Device device = at::kCPU) const;
   /// World rank of each member, in group order.
   const std::vector<int>& members() const;
 

@@ -30,6 +30,15 @@ Backend& Routes::of_device(at::Device device) {
   return *opened;
 }
 
+const Backend* Routes::find(at::Device device) const {
+  if (device.is_cpu() || host_->moves(device.type())) {
+    return host_.get();
+  }
+  const std::lock_guard lock(mutex_);
+  const auto found = open_.find(device.type());
+  return found == open_.end() ? nullptr : found->second.get();
+}
+
 void Routes::for_each_open(const std::function<void(Backend&)>& f) const {
   std::vector<std::shared_ptr<Backend>> backends = {host_};
   {

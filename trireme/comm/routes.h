@@ -26,6 +26,8 @@ class Routes {
   bool moves(at::DeviceType type) const { return type == at::kCPU || host_->moves(type) || devices_.count(type) != 0; }
   /// The backend for such tensors. Errors: those of opening it; Trouble once interrupted.
   Backend& of(at::Device device) { return device.is_cpu() || host_->moves(device.type()) ? *host_ : of_device(device); }
+  /// The same if it is open, else null.
+  const Backend* find(at::Device device) const;
 
   /// Bytes sent through all of them.
   int64_t bytes_sent() const;

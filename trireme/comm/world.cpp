@@ -13,6 +13,7 @@
 #include <trireme/comm/opening.h>
 #include <trireme/comm/rendezvous.h>
 #include <trireme/comm/wait_graph.h>
+#include <trireme/device/choose.h>
 
 #include <ATen/Parallel.h>
 #include <c10/util/Logging.h>
@@ -403,6 +404,10 @@ int World::local_rank() const {
 
 int World::local_size() const {
   return impl_->meeting() != nullptr ? impl_->meeting()->local_size : 1;
+}
+
+at::Device World::device() const {
+  return device::choose("auto", local_rank(), local_size());
 }
 
 const Group& World::group() const {

@@ -60,6 +60,10 @@ class World {
   int local_rank() const;
   int local_size() const;
 
+  /// The device of this rank, device::choose("auto"): the GPU with its number on its host if libtorch sees GPUs, else
+  /// the CPU; TRIREME_DEVICE decides otherwise. Errors: those of device::choose().
+  at::Device device() const;
+
   /// The group of all ranks, named "world".
   const Group& group() const;
   /// The same as group().subgroup().

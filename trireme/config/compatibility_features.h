@@ -170,6 +170,13 @@ constexpr Feature kOverflow{
     }};
 constexpr Feature kFp16{"fp16", "engine.fp16.enabled engine.torch_autocast.dtype",
                         [](const Setting& s) { return s.engine.precision.scales_loss(); }};
+constexpr Feature kFp8{"fp8", "engine.fp8.enabled", [](const Setting& s) { return s.engine.precision.fp8.enabled; }};
+constexpr Feature kNotBf16{
+    "products in fp32 or fp16", "engine.fp16.enabled engine.torch_autocast.dtype engine.bf16.enabled engine",
+    [](const Setting& s) {
+      return s.engine.precision.product_type() != precision::Type::bf16 && !s.engine.precision.bf16_if_faster;
+    },
+    [](const Setting& s) { return concat("products in ", precision::type_name(s.engine.precision.product_type())); }};
 constexpr Feature kScheduler{"scheduler", "engine.scheduler", [](const Setting& s) {
                                return s.engine.schedule.kind != optim::ScheduleOptions::Kind::constant;
                              }};

@@ -114,6 +114,16 @@ const std::vector<Incompatible>& incompatible_features() {
        {kOneBitAdam, kOneBitLamb, kZeroOneAdam},
        "that optimizer already compresses gradients",
        kLeaveOut},
+      // Low precision.
+      {{kFp8},
+       {kNotBf16},
+       "results of FP8 products are bf16",
+       "Write \"bf16\": {\"enabled\": true}, or enable torch_autocast with bf16."},
+      {{kFp8}, {kCnn, kAlexNet}, "it is for the linear layers of transformers", "Leave fp8 out."},
+      {{kFp8},
+       {kTensorParallel},
+       "it is for tensor::ColumnParallelLinear and RowParallelLinear, not for layers that the engine splits",
+       kLeaveOut},
       // How ranks synchronize.
       {{kElastic},
        {kNoReplica},

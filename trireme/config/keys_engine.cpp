@@ -34,6 +34,7 @@ Section top_level() {
     {"bf16", H, "object", "null", "bfloat16 parameters with fp32 master copies."},
     {"bfloat16", H, "object", "null", "Another name of bf16."},
     {"torch_autocast", H, "object", "null", "Automatic mixed precision by operation."},
+    {"fp8", H, "object", "null", "Products of linear layers in FP8. Ours; docs/fp8.md."},
     {"amp", R, "object", "null", "NVIDIA apex."},
     {"pipeline", H, "object", "null", "Pipeline stages."},
     {"activation_checkpointing", H, "object", "null", "Activations between forward and backward: kept, recomputed, moved to the host or to files."},

@@ -41,6 +41,12 @@ std::vector<Section> precision_sections() {
       {"dtype", H, "word fp16|float16|half|torch.float16|bf16|bfloat16|torch.bfloat16", "\"bfloat16\"", "The lower type."},
       {"lower_precision_safe_modules", L, "texts", "null", "gradients of every module are sent in their own type."},
     }},
+    {"engine.fp8", "", "Products of linear layers in FP8, forward and backward; needs \"bf16\" or \"torch_autocast\" with bf16. Keys and recipes of torchao's Float8Linear; docs/fp8.md.", true, {
+      {"enabled", H, "bool", "false", "Multiply in FP8 in the attention and MLP layers of a gpt, llama or bert whose sizes are multiples of 16."},
+      {"recipe", H, "word tensorwise|rowwise|rowwise_with_gw_hp", "\"tensorwise\"", "One scale per tensor with gradients in e5m2, or one per row, all in e4m3. rowwise_with_gw_hp computes the gradients of weights in bf16."},
+      {"round_scales_to_power_of_2", H, "bool", "true", "Round scales down to powers of two, so that scaling is exact and every device computes the same but for the order of sums."},
+      {"filter_fqns", H, "texts", R"(["lm_head"])", "Layers whose name contains one of these stay in bf16."},
+    }},
     {"engine.amp", "", "NVIDIA apex.", true, {
       {"enabled", R, "bool", "false", kAmp},
       {"opt_level", R, "text", "null", kAmp},

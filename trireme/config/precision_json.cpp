@@ -55,6 +55,18 @@ void check_loss_scale(const Values& fp16, const precision::LossScaleOptions& opt
   }
 }
 
+fp8::Options read_fp8(const Values& section) {
+  fp8::Options out;
+  out.enabled = section.get("enabled", out.enabled);
+  const std::string recipe = section.get<std::string>("recipe", fp8::recipe_name(out.recipe));
+  for (const fp8::Recipe one : {fp8::Recipe::tensorwise, fp8::Recipe::rowwise, fp8::Recipe::rowwise_with_gw_hp}) {
+    out.recipe = recipe == fp8::recipe_name(one) ? one : out.recipe;
+  }
+  out.round_scales_to_power_of_2 = section.get("round_scales_to_power_of_2", out.round_scales_to_power_of_2);
+  out.filter_fqns = section.get("filter_fqns", out.filter_fqns);
+  return out;
+}
+
 void check_autocast(const Values& autocast, const Values& fp16, const Values& bf16) {
   for (const Values* other : {&fp16, &bf16}) {
     if (is_enabled(autocast) && is_enabled(*other)) {
@@ -82,8 +94,13 @@ PrecisionOptions read_precision(const Values& engine) {
   check_autocast(autocast, fp16, bf16);
 
   PrecisionOptions out;
+  out.fp8 = read_fp8(engine.section("fp8"));
   out.compute = is_enabled(fp16) ? Type::fp16 : is_enabled(bf16) ? Type::bf16 : Type::fp32;
   out.bf16_if_faster = is_auto(bf16) && !is_enabled(fp16) && !is_enabled(autocast);
+  if (out.bf16_if_faster && out.fp8.enabled) { // which needs it
+    out.bf16_if_faster = false;
+    out.compute = Type::bf16;
+  }
   out.cast_inputs = fp16.get("auto_cast", out.cast_inputs);
   out.check_grad_overflow = bf16.get("check_grad_overflow", out.check_grad_overflow);
   out.autocast = is_enabled(autocast);
@@ -120,6 +137,10 @@ void write_precision(const PrecisionOptions& options, ordered_json& out) {
       {"enabled", options.bf16_if_faster ? ordered_json("auto") : ordered_json(options.compute == Type::bf16)},
       {"check_grad_overflow", options.check_grad_overflow}};
   out["torch_autocast"] = {{"enabled", options.autocast}, {"dtype", precision::type_name(options.autocast_type)}};
+  out["fp8"] = {{"enabled", options.fp8.enabled},
+                {"recipe", fp8::recipe_name(options.fp8.recipe)},
+                {"round_scales_to_power_of_2", options.fp8.round_scales_to_power_of_2},
+                {"filter_fqns", options.fp8.filter_fqns}};
   const auto& communication = options.communication;
   out["communication_data_type"] =
       communication ? ordered_json(precision::type_name(*communication)) : ordered_json(nullptr);

@@ -7,7 +7,7 @@
 
 namespace trireme::config {
 
-/// Reads fp16, bf16, torch_autocast, communication_data_type and data_types of DeepSpeed's configuration, after
+/// Reads fp16, bf16, torch_autocast, fp8, communication_data_type and data_types of DeepSpeed's configuration, after
 /// check_keys(). Errors: InputError for settings that contradict each other or are out of range; "file:line:column:
 /// key.path: ...".
 precision::PrecisionOptions read_precision(const Values& engine);

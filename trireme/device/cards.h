@@ -13,6 +13,8 @@ struct Card {
   /// Compute capability, e.g. 9.0.
   int major = 0;
   int minor = 0;
+  /// Its place on the bus, "0000:3B:00.0"; "" if unknown.
+  std::string pci = "";
 };
 
 struct Cards {

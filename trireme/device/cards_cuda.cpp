@@ -41,10 +41,14 @@ Cards cuda_cards() noexcept {
     for (int index = 0; index < count; ++index) {
       cudaDeviceProp card;
       if (cudaGetDeviceProperties(&card, index) == cudaSuccess) {
-        found.cards.push_back({card.name, static_cast<int64_t>(card.totalGlobalMem), card.major, card.minor});
+        char pci[32] = {};
+        if (cudaDeviceGetPCIBusId(pci, sizeof pci, index) != cudaSuccess) {
+          pci[0] = '\0';
+        }
+        found.cards.push_back({card.name, static_cast<int64_t>(card.totalGlobalMem), card.major, card.minor, pci});
       } else {
         (void)cudaGetLastError();
-        found.cards.push_back({"a GPU that does not respond", 0, 0, 0});
+        found.cards.push_back({"a GPU that does not respond", 0, 0, 0, ""});
       }
     }
   } catch (const std::exception&) {

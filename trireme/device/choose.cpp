@@ -57,7 +57,9 @@ c10::Device choose_among(int gpus, const std::string& wanted, int local_rank, in
     throw InputError(
         "device", concat("this host has ", local_size, " ranks and libtorch sees ", gpus, gpus == 1 ? " GPU" : " GPUs"),
         concat("Start at most ", gpus, gpus == 1 ? " rank" : " ranks",
-               " on it, or use \"training\": {\"device\": \"cpu\"}, or \"cuda:0\" for all ranks on one GPU."));
+               " on it, or use \"training\": {\"device\": \"cpu\"}, or \"cuda:0\" for all ranks on one GPU. In a "
+               "program of "
+               "yours TRIREME_DEVICE=cpu or cuda:0 says so."));
   }
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }

@@ -27,13 +27,24 @@ ScalarsToHost::ScalarsToHost(const std::vector<at::Tensor>& scalars) : values_(s
   copied_->record(current_stream(device));
 }
 
+void ScalarsToHost::arrived() {
+  copied_.reset();
+  for (size_t i = 0; i < from_device_.size(); ++i) {
+    values_[from_device_[i]] = here_.const_data_ptr<double>()[i];
+  }
+}
+
+bool ScalarsToHost::is_here() {
+  if (copied_ && copied_->done()) {
+    arrived();
+  }
+  return !copied_;
+}
+
 const std::vector<double>& ScalarsToHost::wait() {
   if (copied_) {
     copied_->synchronize();
-    copied_.reset();
-    for (size_t i = 0; i < from_device_.size(); ++i) {
-      values_[from_device_[i]] = here_.const_data_ptr<double>()[i];
-    }
+    arrived();
   }
   return values_;
 }

@@ -16,10 +16,14 @@ class ScalarsToHost {
  public:
   /// Starts the copy, on the current stream. An undefined tensor reads as 0.
   explicit ScalarsToHost(const std::vector<at::Tensor>& scalars);
+  /// Whether the values are here; wait() then does not wait.
+  bool is_here();
   /// Waits for the copy, once, and returns the values in order.
   const std::vector<double>& wait();
 
  private:
+  void arrived();
+
   std::vector<double> values_;
   std::vector<size_t> from_device_; // indices of values that are being copied
   at::Tensor here_;

@@ -17,4 +17,14 @@ struct MemoryUse {
 /// Returns nullopt for the CPU, and for a device whose allocator does not count. Does not wait for the device.
 std::optional<MemoryUse> memory_use(at::Device device);
 
+/// Memory of a device, for all processes.
+struct DeviceRoom {
+  int64_t free_bytes = 0; ///< without what this process has: tensors, the allocator's cache, the context
+  int64_t bytes = 0;      ///< of the device
+};
+
+/// Returns nullopt for the CPU, and for a device whose allocator does not report it. Makes the device's context, which
+/// takes some hundred MB, if there is none.
+std::optional<DeviceRoom> memory_room(at::Device device);
+
 } // namespace trireme::device

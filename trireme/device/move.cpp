@@ -18,8 +18,15 @@ void move(at::Tensor tensor, const std::string& name, at::Device device) {
                      concat("\"", name, "\" is sharded on ", tensor.device(), ", and the engine trains on ", device),
                      "Make zero::Init with that device.");
   }
-  tensor.mutable_grad() = at::Tensor();
-  const at::Tensor there = tensor.detach().to(device);
+  replace_data(tensor, tensor.detach().to(device));
+}
+
+} // namespace
+
+void replace_data(at::Tensor& tensor, const at::Tensor& there) {
+  if (tensor.device() != there.device()) {
+    tensor.mutable_grad() = at::Tensor();
+  }
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   if (impl->has_compatible_shallow_copy_type(there.key_set())) {
     tensor.set_data(there);
@@ -28,13 +35,16 @@ void move(at::Tensor tensor, const std::string& name, at::Device device) {
   }
 }
 
-} // namespace
-
 void move(torch::nn::Module& module, at::Device device) {
   const torch::NoGradGuard no_grad;
   for (const auto& item : module.named_parameters()) {
     move(item.value(), item.key(), device);
   }
+  move_buffers(module, device);
+}
+
+void move_buffers(torch::nn::Module& module, at::Device device) {
+  const torch::NoGradGuard no_grad;
   for (const auto& item : module.named_buffers()) {
     move(item.value(), item.key(), device);
   }

@@ -14,4 +14,11 @@ namespace trireme::device {
 /// device.
 void move(torch::nn::Module& module, at::Device device);
 
+/// The same for buffers only.
+void move_buffers(torch::nn::Module& module, at::Device device);
+
+/// Makes `tensor` have the memory of `there`, which may be on another device; all holders of `tensor` see it. Drops
+/// the gradient if the device changes.
+void replace_data(at::Tensor& tensor, const at::Tensor& there);
+
 } // namespace trireme::device

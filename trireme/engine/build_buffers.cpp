@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/device/absent_memory.h>
+#include <trireme/device/move.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/offload_room.h>
 #include <trireme/engine/placements.h>
@@ -192,6 +193,9 @@ void flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& u
     sharding.rank = parts.agreement.sync->step_group().rank();
     sharding.size = parts.agreement.sync->groups().largest();
   }
+  if (parts.settings.builds_on_host) {
+    sharding.device = parts.device();
+  }
   sharding.shard_gradients = parts.settings.sharding.gradients;
   sharding.shard_parameters = parts.settings.sharding.parameters;
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
@@ -236,6 +240,9 @@ void flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& u
                              sharding);
   };
   parts.buffers.trained = make(trained_parameters(parts));
+  if (parts.settings.builds_on_host) {
+    device::move(*parts.model.module, parts.device()); // frozen ones
+  }
   if (sharding.shard_parameters) {
     parts.buffers.frozen = make(frozen_in_units(*parts.model.module, units));
   } else {

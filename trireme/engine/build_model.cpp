@@ -6,6 +6,7 @@
 #include <trireme/device/move.h>
 #include <trireme/engine/build_agreement.h>
 #include <trireme/engine/make_store.h>
+#include <trireme/engine/multiply_in_fp8.h>
 #include <trireme/engine/offload_room.h>
 #include <trireme/engine/placements.h>
 #include <trireme/engine/same_options.h>
@@ -24,12 +25,17 @@
 namespace trireme::engine {
 namespace {
 
-// Moves parameters to the device and casts them to the compute type; masters stay fp32 in the optimizer.
-void move_and_cast(torch::nn::Module& module, const Parts& parts) {
+// Casts parameters to the compute type and moves them to the device, unless flat buffers take them from the host;
+// masters stay fp32 in the optimizer.
+void cast_and_move(torch::nn::Module& module, const Parts& parts) {
   bucket::refuse_shared_memory(bucket::tensors_of(module));
-  device::move(module, parts.device());
   if (parts.settings.precision.compute != precision::Type::fp32) {
     precision::cast_module(module, parts.settings.precision.compute);
+  }
+  if (parts.settings.builds_on_host) {
+    device::move_buffers(module, parts.device());
+  } else {
+    device::move(module, parts.device());
   }
   for (const auto& item : module.named_parameters()) {
     if (item.value().requires_grad() && (item.value().scalar_type() == at::kDouble || item.value().is_complex())) {
@@ -45,7 +51,7 @@ void move_and_cast(torch::nn::Module& module, const Parts& parts) {
 void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   pipeline::LayerHooks hooks;
   hooks.around = [&parts] { return parts.forward_guard(); };
-  hooks.built = [&parts](torch::nn::Module& layer) { move_and_cast(layer, parts); };
+  hooks.built = [&parts](torch::nn::Module& layer) { cast_and_move(layer, parts); };
   if (!parts.settings.sharding.parameters) {
     parts.model.layers->set_hooks(hooks);
     parts.model.layers->build(parts.ranks.pipe, static_cast<int>(parts.settings.batch.accumulation), parts.ranks.stage);
@@ -56,7 +62,7 @@ void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUni
     store = options.state_store ? nullptr : make_building_store(options.config, parts.ranks.everyone.rank());
   });
   hooks.built = [&, store](torch::nn::Module& layer) {
-    move_and_cast(layer, parts);
+    cast_and_move(layer, parts);
     units.add(layer, std::make_unique<zero::EarlyShards>(
                          layer, parts.ranks.group,
                          store ? store : std::shared_ptr<bucket::StateStore>(make_early_store(parts, options))));
@@ -188,7 +194,7 @@ zero::ModelUnits build_model(Parts& parts, const StepState& state, const Initial
     build_pipeline(parts, state, options, units);
     check_together(parts.ranks.everyone, [&] { parts.model.claim.emplace(*parts.model.module); });
   } else {
-    move_and_cast(*parts.model.module, parts);
+    cast_and_move(*parts.model.module, parts);
     units = zero::ModelUnits::of(*parts.model.module);
   }
   for (const torch::nn::Module* module : modules_of(parts)) {
@@ -199,6 +205,7 @@ zero::ModelUnits build_model(Parts& parts, const StepState& state, const Initial
     parts.model.module_buffers.emplace_back(parts.model.module->buffers(), parts.ranks.group);
     parts.model.module_buffers.emplace_back(whole_buffers(parts), parts.ranks.tensor);
   }
+  multiply_in_fp8(parts);
   parallel::name_norms(*parts.model.module);
   if (options.config.data_parallel.sync_batch_norm) {
     synchronise_norms(parts, options.sequence_parallel ? parts.ranks.stage : parts.ranks.group);

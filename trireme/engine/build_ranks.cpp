@@ -5,6 +5,7 @@
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/random_state.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/memory/offload/places.h>
 
 #include <nlohmann/json.hpp>
 
@@ -60,6 +61,7 @@ Settings settings_of(const Ranks& ranks, const InitializeOptions& options, at::D
   out.seed = config.seed;
   out.precision = config.precision;
   out.sharding = sharding_of(config, ranks.group.size(), device);
+  out.builds_on_host = offload::builds_on_host(config.offload, !device.is_cpu(), out.sharding.parameters);
   out.rates_may_differ = options.lr || options.optimizer;
   out.used_config = used_config(options);
   out.config = options.stored_config.value_or(out.used_config);

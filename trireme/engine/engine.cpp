@@ -186,6 +186,9 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
 // Each stage reduces its buckets as soon as the backward of its last micro-batch fills them.
 void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   start_step();
+  if (parts.settings.precision.scales_loss()) {
+    optimizer_step.settle();
+  }
   const Note note("step", state.global_steps + 1);
   if (!parts.model.module->is_training()) {
     parts.model.module->train();
@@ -242,11 +245,10 @@ void Engine::Impl::backward(const at::Tensor& loss) {
       parts.agreement.sync->backward_begins(at_boundary());
       parts.buffers.reducer->begin();
     }
-    const double scale = state.scale.root_gradient(root.scalar_type(), parts.settings.batch.accumulation);
+    const at::Tensor gradient = optimizer_step.root_gradient(root);
     const OwnBackward own(*parts.buffers.reducer);
     went_back_ = true;
-    root.backward(
-        torch::full_like(root, scale, at::TensorOptions(torch::kFloat32).requires_grad(false)).to(root.scalar_type()));
+    root.backward(gradient);
     if (reduces) {
       if (parts.model.ties) { // ties of layers within one stage
         parts.model.ties->sum_gradients();
@@ -341,7 +343,7 @@ at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
       step();
     }
   });
-  return torch::tensor(impl_->optimizer_step.mean_loss(), torch::kFloat64);
+  return impl_->optimizer_step.outcome()->loss_tensor();
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {

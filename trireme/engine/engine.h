@@ -38,6 +38,7 @@ namespace trireme::engine {
 
 struct Initialized;
 struct InitializeOptions;
+class StepOutcome;
 
 /// The mean loss over the samples of a micro-batch, a 0-dim tensor; optionally with the model's output: {loss,
 /// {logits}}.
@@ -56,9 +57,8 @@ using LossFunction = std::function<LossAndLogits(const data::Batch&)>;
 ///
 /// On the CPU the host's clock measures all of them. On a GPU the host runs ahead, so the GPU measures forward,
 /// backward and optimizer on the current stream. Its pauses within a phase count (launches, collectives on other
-/// streams). These times are read when the GPU is known to have finished: `forward` and `backward` are this step's,
-/// `optimizer` is the previous step's (0 in the first). With "step_in_backward" the host does not wait after backward,
-/// and all three may be of an earlier step. The host's clock measures the other three.
+/// streams). These times are read when the GPU is known to have finished, so they are of an earlier step, normally the
+/// one before (0 in the first). The host's clock measures the other three.
 struct StepTimes {
   /// Waiting for the loader; train_batch() only.
   double data = 0;
@@ -103,8 +103,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Runs one optimizer step on gradient_accumulation_steps() micro-batches from the loader, or from `next`. Returns
-  /// the mean loss over micro-batches and data ranks, the same on every rank. In a pipeline only the first and the last
-  /// stage call `next`.
+  /// the mean loss over micro-batches and data ranks, the same on every rank: 0-dim, fp64. On a GPU the tensor may be
+  /// there, and the host does not wait for it. In a pipeline only the first and the last stage call `next`.
   at::Tensor train_batch();
   at::Tensor train_batch(const std::function<data::Batch()>& next);
 
@@ -160,9 +160,9 @@ class Engine {
   /// backward ("step_in_backward") is not skipped because of the norm.
   void want_grad_norm(bool on);
   const StepTimes& times() const;
-  /// How often the host waited for the GPU in the last step: 0 on the CPU, normally 1 on a GPU (loss and norm). Not
-  /// counted are waits of the loss function (item(), cpu()) and the search for the source of a NaN
-  /// (precision/overflow_report.h).
+  /// How often the host waited for the GPU in the last step: 0 on the CPU; on a GPU 1 if the host was a step ahead of
+  /// it, else 0. Not counted are waits between steps, as in loss(), of the loss function (item(), cpu()) and the search
+  /// for the source of a NaN (precision/overflow_report.h).
   int64_t host_syncs() const;
   /// GPU memory that tensors of this process hold; absent on the CPU, and if libtorch's allocator for the device keeps
   /// no statistics. For host memory see monitor/resources.h.
@@ -178,6 +178,9 @@ class Engine {
   std::optional<double> loss_scale() const;
   /// Mean loss of the last step, the same on every rank.
   double loss() const;
+  /// All of them, and whether the step was taken (engine/step_outcome.h). On a GPU, skipped_steps(), get_lr(), loss()
+  /// and get_global_grad_norm() wait for the last step; read an outcome after the next step, and nothing waits.
+  std::shared_ptr<const StepOutcome> outcome() const;
 
   /// The policy of each part's activations and their bytes ("activation_checkpointing"); null if not configured.
   const activations::Activations* activations() const;

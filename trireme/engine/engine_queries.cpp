@@ -23,7 +23,7 @@ int64_t Engine::global_steps() const {
   return impl_->state.global_steps;
 }
 int64_t Engine::skipped_steps() const {
-  return impl_->state.skipped_steps;
+  return impl_->optimizer_step.skipped_steps();
 }
 int64_t Engine::global_samples() const {
   return impl_->state.global_samples;
@@ -32,10 +32,10 @@ bool Engine::stop_agreed() const {
   return impl_->optimizer_step.stop_agreed();
 }
 double Engine::get_lr() const {
-  return impl_->optimizer_step.lr();
+  return impl_->optimizer_step.outcome()->lr();
 }
 std::optional<double> Engine::get_global_grad_norm() const {
-  return impl_->optimizer_step.grad_norm();
+  return impl_->optimizer_step.outcome()->grad_norm();
 }
 void Engine::want_grad_norm(bool on) {
   impl_->optimizer_step.want_norm(on);
@@ -59,10 +59,14 @@ int64_t Engine::num_trained_parameters() const {
   return impl_->parts.buffers.num_trained;
 }
 std::optional<double> Engine::loss_scale() const {
-  return impl_->parts.settings.precision.scales_loss() ? std::optional(impl_->state.scale.used()) : std::nullopt;
+  return impl_->parts.settings.precision.scales_loss() ? std::optional(impl_->optimizer_step.outcome()->loss_scale())
+                                                       : std::nullopt;
 }
 double Engine::loss() const {
-  return impl_->optimizer_step.mean_loss();
+  return impl_->optimizer_step.outcome()->loss();
+}
+std::shared_ptr<const StepOutcome> Engine::outcome() const {
+  return impl_->optimizer_step.outcome();
 }
 const activations::Activations* Engine::activations() const {
   return impl_->parts.stepper.activations.get();

@@ -89,10 +89,7 @@ Resolved resolve(comm::World& world, const InitializeOptions& given) {
     options.config.gradient_clipping = options.config.gradient_clipping.value_or(0); // default of a torch loop
   }
   check_same_options(options.mesh ? options.mesh->group() : world.group(), options);
-  check_together(world.group(), [&] {
-    out.device =
-        current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size()));
-  });
+  check_together(world.group(), [&] { out.device = current(options.device ? *options.device : world.device()); });
   resolve_precision(options.config.precision, world.group(), out.device);
   check_together(world.group(), [&] { check_compatibility(given, options.config.precision, world, out.device); });
   check_split(options);

@@ -41,7 +41,7 @@ struct InitializeOptions {
   std::shared_ptr<pipeline::PipelineModule> pipeline;
   config::EngineConfig config;
   /// Device of this rank; initialize() moves the model there, and batches follow. Default: that of
-  /// device::choose("auto"), which is the GPU whose number is the rank's number on its host if libtorch sees GPUs, else
+  /// World::device(), which is the GPU whose number is the rank's number on its host if libtorch sees GPUs, else
   /// the CPU. A device without an index (torch::kCUDA) is the thread's current one, as in PyTorch: call
   /// c10::cuda::set_device() first, or give an index.
   std::optional<at::Device> device;

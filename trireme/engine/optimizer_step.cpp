@@ -38,10 +38,29 @@ class ReducedGradients final : public parallel::StepGradients {
 
 } // namespace
 
+// If the loss scale depends on a step whose outcome is not known, the GPU chooses it.
+at::Tensor OptimizerStep::root_gradient(const at::Tensor& loss) {
+  const int64_t micro_batches = parts_.settings.batch.accumulation;
+  const bool dynamic = state_.scale.scaler().dynamic();
+  if (parts_.settings.precision.scales_loss() && !dynamic) {
+    settle(); // the loss may lower a fixed scale
+  }
+  double scale = state_.scale.root_gradient(loss.scalar_type(), micro_batches);
+  if (unsettled_ && dynamic) {
+    const StepScale::Roots roots = state_.scale.root_gradients(micro_batches);
+    if (!loss.is_cpu() && !unsettled_->is_known()) {
+      return unsettled_->choose(roots.if_taken, roots.if_skipped).to(loss.scalar_type()).reshape(loss.sizes());
+    }
+    scale = unsettled_->taken() ? roots.if_taken : roots.if_skipped;
+  }
+  return torch::full_like(loss, scale, at::TensorOptions(torch::kFloat32).requires_grad(false)).to(loss.scalar_type());
+}
+
 void OptimizerStep::send_loss(const at::Tensor& sum) {
   sent_ = true;
   const at::Device device = parts_.device();
   if (device.is_cpu() || (parts_.stepper.may_step_in_backward && !norm_wanted_)) {
+    settle(); // the step may begin in backward
     send_to_ranks(device::read_scalars({sum}).front());
   } else {
     loss_ = sum.defined() ? device::scalar_on(device, sum)
@@ -80,33 +99,35 @@ void OptimizerStep::run() {
   check_split_gradients();
   const torch::NoGradGuard no_grad;
   const bool begun_in_backward = begun_;
-  const double lr_before = lr_;
-  grad_norm_.reset();
   if (!begun_in_backward) {
+    lr_before_ = lr_;
     receive_loss();
   }
   const at::Tensor norm = squared_norm_here(); // undefined: the step needs none
   HostSums host = send_sums(norm);
   const bool one_scale = agree_on_host(host, norm.defined());
-  const bool launched = loss_.defined() && agree_on_device(host, norm, one_scale);
+  const bool launched = loss_.defined() && launch(host, norm, one_scale);
+  if (unsettled_) {
+    return;
+  }
   agreed_ = parts_.agreement.sync->agreement().agree(agreed_);
   const StepFactor<double> step =
       step_factor(agreed_.loss, agreed_.squared_norm, norm.defined(), unscale(), parts_.settings.clipping);
-  if (norm.defined()) {
-    grad_norm_ = step.norm;
-  }
-  const bool finite = begun_in_backward ? std::isfinite(agreed_.loss) : step.finite; // never skipped once begun
-  if (!finite || !one_scale) {
+  StepOutcome::Values values{agreed_.loss, norm.defined() ? std::optional(step.norm) : std::nullopt, one_scale};
+  values.taken =
+      values.taken && (begun_in_backward ? std::isfinite(agreed_.loss) : step.finite); // not by its norm then
+  if (!values.taken) {
     host.message.wait();
     parts_.buffers.reducer->finish();
     if (launched) { // and the kernels changed nothing
-      cancel(lr_before);
+      begun_ = false;
+      cancel(lr_before_);
     }
-    skip();
+    end_step(false);
+    outcome_ = std::make_shared<StepOutcome>(settings(), values);
+    count_skipped(*outcome_);
     return;
   }
-  state_.scale.update(false);
-  skipped_.end_row();
   if (!launched) {
     parts_.buffers.coordinator->release_all();
     if (!begun_in_backward) {
@@ -116,7 +137,8 @@ void OptimizerStep::run() {
   }
   host.message.wait();
   end_step(true);
-  parts_.stepper.schedule->advance();
+  outcome_ = std::make_shared<StepOutcome>(settings(), values);
+  count_taken();
 }
 
 // Norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
@@ -177,18 +199,25 @@ bool OptimizerStep::agree_on_model(bool one_scale) {
   return sums[4].item<double>() == 0;
 }
 
-// If kernels can be launched before the host knows whether the step is taken, launches them and reads loss and norm
-// meanwhile. Returns whether it has launched them.
-bool OptimizerStep::agree_on_device(const HostSums& host, const at::Tensor& norm, bool one_scale) {
+// If kernels can be launched before the host knows whether the step is taken, launches them. Returns whether it has
+// launched them. Unless the step is then left to settle(), reads loss and norm.
+bool OptimizerStep::launch(HostSums& host, const at::Tensor& norm, bool one_scale) {
   const bool launches = one_scale && !parts_.agreement.sync->agreement().precedes_step() &&
                         !parts_.stepper.optimizer->steps_on_host(); // the host needs the factor for its buckets
-  const at::Tensor agreed = sums_on_device(norm);
-  device::ScalarsToHost reading({agreed[0], agreed[1]});
+  StepOutcome::OnDevice on_device{sums_on_device(norm), {}, norm.defined(), unscale()};
+  device::ScalarsToHost reading({on_device.loss_and_norm[0], on_device.loss_and_norm[1]});
   if (launches) {
     parts_.buffers.coordinator->release_all();
-    const at::Tensor factor = factor_on_device(agreed, norm.defined());
-    begin(1, host.left_out(), factor);
+    on_device.factor = factor_on_device(on_device.loss_and_norm, norm.defined());
+    begin(1, host.left_out(), on_device.factor);
     step_buckets();
+  }
+  // Skipped steps in a row are reported and ended in order.
+  if (launches && parts_.agreement.sync->may_end_unknown() && !skipped_.in_row()) {
+    host.message.wait();
+    end_step(true);
+    outcome_ = unsettled_ = std::make_shared<StepOutcome>(settings(), on_device, std::move(reading));
+    return true;
   }
   agreed_.loss = reading.wait()[0];
   agreed_.squared_norm = reading.wait()[1];
@@ -299,8 +328,19 @@ void OptimizerStep::step_buckets() {
   }
 }
 
+void OptimizerStep::settle() {
+  const std::shared_ptr<const StepOutcome> last = std::exchange(unsettled_, nullptr);
+  if (last && last->taken()) {
+    count_taken();
+  } else if (last) { // the kernels changed nothing
+    cancel(last->lr());
+    count_skipped(*last);
+  }
+}
+
 // A failure leaves `begun_` set: some parameters are a step ahead of others.
 void OptimizerStep::finish_delayed() {
+  settle();
   if (!parts_.stepper.optimizer->has_delayed()) {
     return;
   }
@@ -356,18 +396,27 @@ void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
 // Restores the counts of a step whose launched kernels changed nothing.
 void OptimizerStep::cancel(double lr_before) {
   parts_.stepper.optimizer->cancel_step();
-  begun_ = false;
   lr_ = lr_before;
 }
 
-void OptimizerStep::skip() {
+void OptimizerStep::count_taken() {
+  state_.scale.update(false);
+  skipped_.end_row();
+  parts_.stepper.schedule->advance();
+}
+
+void OptimizerStep::count_skipped(const StepOutcome& outcome) {
   ++state_.skipped_steps;
   const precision::LossScaler::Update scaling = state_.scale.update(true);
-  const char* const why = !std::isfinite(agreed_.loss)               ? "the loss is not finite"
-                          : grad_norm_ && std::isfinite(*grad_norm_) ? "its losses were scaled by different factors"
-                                                                     : "the gradient norm is not finite";
-  end_step(false);
-  skipped_.skip(parts_, state_, why, scaling);
+  const char* const why = !std::isfinite(outcome.loss()) ? "the loss is not finite"
+                          : outcome.grad_norm() && std::isfinite(*outcome.grad_norm())
+                              ? "its losses were scaled by different factors"
+                              : "the gradient norm is not finite";
+  skipped_.skip(parts_, state_, outcome.step(), why, scaling);
+}
+
+StepOutcome::Settings OptimizerStep::settings() const {
+  return {state_.global_steps + 1, lr_, lr_before_, state_.scale.scaler().scale()};
 }
 
 void OptimizerStep::clear() {

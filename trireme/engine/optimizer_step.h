@@ -3,12 +3,14 @@
 #include <trireme/engine/parts.h>
 #include <trireme/engine/skipped_steps.h>
 #include <trireme/engine/step_clock.h>
+#include <trireme/engine/step_outcome.h>
 #include <trireme/engine/step_state.h>
 #include <trireme/engine/unused_parameters.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -18,10 +20,16 @@ namespace trireme::engine {
 
 /// Ends a step: the ranks agree on loss, norm and loss scale, and then all step their buckets or all skip. The engine's
 /// parts and state must outlive it.
+///
+/// On a GPU a step ends before the host knows its outcome, if nothing in it depends on that (GradientSync::
+/// may_end_unknown()) and the step before was taken. settle() then counts it, a step later.
 class OptimizerStep {
  public:
   OptimizerStep(const Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
 
+  /// The first gradient of backward for this micro-batch's loss: the loss scale over the number of micro-batches, in
+  /// the loss's type and shape. On a GPU a dynamic scale is chosen there if the last step's outcome is not known.
+  at::Tensor root_gradient(const at::Tensor& loss);
   /// Sends, before the last backward, the sum of this replica's losses of the step (float64, one element; undefined:
   /// 0), and whether the process was asked to stop. Backward hides the message. Call it once per step. On a GPU the
   /// loss is read after the launch of the optimizer's kernels, unless buckets are stepped in backward.
@@ -30,28 +38,33 @@ class OptimizerStep {
   /// For Reducer::on_bucket_final. Sends the bucket's gradients to the host if they are stepped there. Steps the bucket
   /// during backward if Parts::may_step_in_backward.
   void bucket_final(int64_t buffer, int64_t bucket);
-  /// Applies a delayed update to the parameters, if there is one. Collective.
+  /// Learns the outcome of the last step, if it is not known: advances schedule and loss scale, or restores the counts
+  /// of a skipped step. The host waits if the GPU has not come so far. Collective. Errors: Error after too many skipped
+  /// steps.
+  void settle();
+  /// settle(); then applies a delayed update to the parameters, if there is one. Collective.
   void finish_delayed();
   /// Whether buckets of this step have been stepped.
   bool has_begun() const { return begun_; }
   /// Takes or skips the step. Call it after send_loss(). On a GPU, loss, norm and clip factor are computed there, and
-  /// the kernels read from the factor whether to step; the host waits once for loss and norm, while they run. Errors:
-  /// InputError if ranks have different learning rates; Error after too many skipped steps.
+  /// the kernels read from the factor whether to step. The host reads loss and norm while they run, or in the next
+  /// step. Errors: InputError if ranks have different learning rates; those of settle().
   void run();
   /// Drops the state of a step that ended, failed or was overwritten.
   void clear();
   /// A checkpoint was loaded.
   void start_over() {
     clear();
+    unsettled_.reset();
     skipped_.start_over();
   }
 
   void want_norm(bool on) { norm_wanted_ = on; }
   // Results of the last step.
-  double mean_loss() const { return agreed_.loss; }
   bool stop_agreed() const { return agreed_.stop; }
-  double lr() const { return lr_; }
-  const std::optional<double>& grad_norm() const { return grad_norm_; }
+  const std::shared_ptr<const StepOutcome>& outcome() const { return outcome_; }
+  /// Skipped steps, the last one included even if it is not settled.
+  int64_t skipped_steps() const { return state_.skipped_steps + (unsettled_ && !unsettled_->taken() ? 1 : 0); }
 
  private:
   // The sums that ranks exchange on their hosts when the gradients are complete.
@@ -71,7 +84,7 @@ class OptimizerStep {
   bool agree_on_host(const HostSums& host, bool has_norm);
   bool agree_on_scale(double lowered);
   bool agree_on_model(bool one_scale);
-  bool agree_on_device(const HostSums& host, const at::Tensor& norm, bool one_scale);
+  bool launch(HostSums& host, const at::Tensor& norm, bool one_scale);
   at::Tensor sums_on_device(const at::Tensor& norm);
   at::Tensor factor_on_device(const at::Tensor& loss_and_norm, bool has_norm) const;
   double unscale() const;
@@ -84,7 +97,9 @@ class OptimizerStep {
   void check_rates(double lr) const;
   void end_step(bool taken);
   void cancel(double lr_before);
-  void skip();
+  void count_taken();
+  void count_skipped(const StepOutcome& outcome);
+  StepOutcome::Settings settings() const;
 
   const Parts& parts_;
   StepState& state_;
@@ -95,9 +110,12 @@ class OptimizerStep {
   at::Tensor loss_sums_;
   comm::Work loss_message_;
   parallel::LossAndNorm agreed_;
-  std::optional<double> grad_norm_;
+  std::shared_ptr<const StepOutcome> outcome_ =
+      std::make_shared<StepOutcome>(StepOutcome::Settings(), StepOutcome::Values());
+  std::shared_ptr<const StepOutcome> unsettled_; // the last step's, until settle()
   bool norm_wanted_ = false;
   double lr_ = 0;
+  double lr_before_ = 0; // of the last step that was taken before this one
   bool begun_ = false;
   std::set<std::pair<int64_t, int64_t>> stepped_; // buffer and bucket
   bool split_gradients_checked_ = false;          // in the first step

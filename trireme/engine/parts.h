@@ -60,6 +60,7 @@ struct Settings {
   int64_t seed = 0;
   precision::PrecisionOptions precision;
   zero::Sharding sharding;
+  bool builds_on_host = false;        // of a device: parameters move when they are copied into flat buffers
   bool rates_may_differ = false;      // between ranks: the program sets them, not the configuration
   nlohmann::ordered_json config;      // stored in checkpoints: perhaps a whole run file
   nlohmann::ordered_json used_config; // the engine's, as used

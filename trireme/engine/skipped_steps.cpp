@@ -13,10 +13,9 @@ constexpr int64_t kExplainAfter = 3;
 
 } // namespace
 
-void SkippedSteps::skip(const Parts& parts, const StepState& state, const std::string& why,
+void SkippedSteps::skip(const Parts& parts, const StepState& state, int64_t number, const std::string& why,
                         const precision::LossScaler::Update& scaling) {
   ++in_a_row_;
-  const int64_t number = state.global_steps + 1;
   const comm::Group& ranks = parts.step_ranks();
   const bool tells = ranks.rank() == 0;
   if (tells) {

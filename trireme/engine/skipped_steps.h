@@ -14,10 +14,12 @@ namespace trireme::engine {
 /// and ends a training that only skips.
 class SkippedSteps {
  public:
-  /// Records that the current step, already counted in `state`, is skipped. Collective. Errors: Error after too many in
-  /// a row, or at the smallest loss scale.
-  void skip(const Parts& parts, const StepState& state, const std::string& why,
+  /// Records that step `number`, already counted in `state`, is skipped. Collective. Errors: Error after too many in a
+  /// row, or at the smallest loss scale.
+  void skip(const Parts& parts, const StepState& state, int64_t number, const std::string& why,
             const precision::LossScaler::Update& scaling);
+  /// Whether the last step was skipped.
+  bool in_row() const { return in_a_row_ > 0; }
   /// A step was taken.
   void end_row() {
     in_a_row_ = 0;

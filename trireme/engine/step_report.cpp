@@ -38,10 +38,6 @@ std::optional<std::filesystem::path> folder_of(const config::MonitorSection& sec
 monitor::StepMetrics metrics_of(const Engine& engine) {
   monitor::StepMetrics m;
   m.step = engine.global_steps();
-  m.loss = engine.loss();
-  m.lr = engine.get_lr();
-  m.grad_norm = engine.get_global_grad_norm();
-  m.loss_scale = engine.loss_scale();
   m.step_ms = engine.times().total * 1e3;
   m.comm_wait_ms = engine.times().exposed_communication * 1e3;
   m.samples_per_s = static_cast<double>(engine.train_batch_size()) / engine.times().total;
@@ -74,7 +70,9 @@ void StepReport::step(const Engine& engine) {
     print(engine);
   }
   try {
-    write(engine);
+    if (csv_ || tensorboard_) {
+      lines_.add(engine, metrics_of(engine));
+    }
   } catch (const Error& error) {
     if (!complained_) {
       log::error("cannot write metrics, training continues: ", error.what());
@@ -106,11 +104,7 @@ void StepReport::print(const Engine& engine) const {
   }
 }
 
-void StepReport::write(const Engine& engine) {
-  if (!csv_ && !tensorboard_) {
-    return;
-  }
-  const monitor::StepMetrics m = metrics_of(engine);
+void StepReport::write(const monitor::StepMetrics& m) {
   if (tensorboard_) {
     tensorboard_->step(m);
   }

@@ -2,6 +2,7 @@
 
 #include <trireme/config/engine_config.h>
 #include <trireme/engine/engine.h>
+#include <trireme/engine/step_lines.h>
 #include <trireme/monitor/tensorboard_writer.h>
 
 #include <filesystem>
@@ -17,7 +18,8 @@ namespace trireme::engine {
 ///
 /// CSV: one file per metric, "<output_path>/<job_name>/<metric>.csv", with lines "step,value". An empty output_path
 /// means "<run folder>/csv_monitor" or "<run folder>/tensorboard"; the run folder is TRIREME_RUN_DIR, which `trireme
-/// train` sets. A file that cannot be written is reported once and does not end the training.
+/// train` sets. A file that cannot be written is reported once and does not end the training. On a GPU a step's values
+/// may be written after the next step (step_lines.h); what is printed waits for the step.
 class StepReport {
  public:
   explicit StepReport(const config::EngineConfig& config);
@@ -30,7 +32,7 @@ class StepReport {
 
  private:
   void print(const Engine& engine) const;
-  void write(const Engine& engine);
+  void write(const monitor::StepMetrics& m);
 
   std::optional<int64_t> every_;
   bool times_;
@@ -38,6 +40,7 @@ class StepReport {
   std::optional<std::filesystem::path> csv_;
   std::unique_ptr<monitor::TensorBoardWriter> tensorboard_;
   bool complained_ = false;
+  StepLines lines_{[this](const monitor::StepMetrics& m) { write(m); }};
 };
 
 } // namespace trireme::engine

@@ -11,6 +11,14 @@ double StepScale::root_gradient(at::ScalarType loss, int64_t micro_batches) {
   return scaler_.scale() / static_cast<double>(micro_batches);
 }
 
+StepScale::Roots StepScale::root_gradients(int64_t micro_batches) const {
+  const auto after = [&](bool overflow) {
+    precision::LossScaler next = scaler_;
+    return next.update(overflow).scale / static_cast<double>(micro_batches);
+  };
+  return {after(false), after(true)};
+}
+
 double StepScale::lowered() const {
   return scaler_.scale() == agreed_ ? 0 : lowered_between_ ? 0.5 : 1;
 }
@@ -24,7 +32,6 @@ bool StepScale::agree(double sum, int ranks, int64_t micro_batches) {
 }
 
 precision::LossScaler::Update StepScale::update(bool overflow) {
-  used_ = scaler_.scale();
   const precision::LossScaler::Update update = scaler_.update(overflow);
   agreed_ = update.scale;
   return update;

@@ -21,6 +21,13 @@ class StepScale {
   /// Returns the initial gradient of backward for a micro-batch's loss of this type, one of `micro_batches`.
   double root_gradient(at::ScalarType loss, int64_t micro_batches);
 
+  /// The same if the outcome of the last step is not known yet, so that the scale is one of two. For dynamic scales.
+  struct Roots {
+    double if_taken = 1;
+    double if_skipped = 1;
+  };
+  Roots root_gradients(int64_t micro_batches) const;
+
   /// This rank's summand: 0 if this rank has the agreed scale; 1 if it lowered the scale before the step's first
   /// gradient, 0.5 if after it.
   double lowered() const;
@@ -36,16 +43,13 @@ class StepScale {
   void start_over() { was_used_ = lowered_between_ = false; }
 
   const precision::LossScaler& scaler() const { return scaler_; }
-  /// The scale of the last finished step.
-  double used() const { return used_; }
   /// Errors: InputError as LossScaler::load_state(). Ranks may have different scales until agree_on_loaded().
   void load_state(const nlohmann::json& state) { scaler_.load_state(state); }
   void agree_on_loaded() { agreed_ = scaler_.scale(); }
 
  private:
   precision::LossScaler scaler_;
-  double agreed_ = 1; // the same on every rank; ranks whose loss has lowered it since differ
-  double used_ = 1;
+  double agreed_ = 1;            // the same on every rank; ranks whose loss has lowered it since differ
   bool was_used_ = false;        // by a gradient of this step
   bool lowered_between_ = false; // gradients of this step have different factors
 };

@@ -1,6 +1,7 @@
 #include <trireme/fused/few_rows.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/int8.h>
+#include <trireme/fused/product.h>
 #include <trireme/fused/rows.h>
 
 #include <ATen/ATen.h>
@@ -39,6 +40,16 @@ bool uses_mkl_on_another_vendors_cpu() {
 #endif
 }
 
+void multiply_in_blocks(const at::Tensor& y, const at::Tensor& x, const at::Tensor& weight) {
+  const at::Tensor scratch = at::empty({x.size(0) * kBlock}, x.options());
+  for (int64_t begin = 0; begin < weight.size(0); begin += kBlock) {
+    const int64_t count = std::min(kBlock, weight.size(0) - begin);
+    at::Tensor block = scratch.narrow(0, 0, x.size(0) * count).view({-1, count});
+    at::mm_out(block, x, weight.narrow(0, begin, count).t());
+    y.narrow(1, begin, count).copy_(block);
+  }
+}
+
 struct WideLinear : torch::autograd::Function<WideLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     context->save_for_backward({x, weight});
@@ -46,14 +57,7 @@ struct WideLinear : torch::autograd::Function<WideLinear> {
     at::DimVector sizes(x.sizes());
     sizes.back() = weight.size(0);
     at::Tensor y = at::empty(sizes, x.options());
-    const at::Tensor y_rows = y.view({-1, weight.size(0)});
-    const at::Tensor scratch = at::empty({rows.size(0) * kBlock}, x.options());
-    for (int64_t begin = 0; begin < weight.size(0); begin += kBlock) {
-      const int64_t count = std::min(kBlock, weight.size(0) - begin);
-      at::Tensor block = scratch.narrow(0, 0, rows.size(0) * count).view({-1, count});
-      at::mm_out(block, rows, weight.narrow(0, begin, count).t());
-      y_rows.narrow(1, begin, count).copy_(block);
-    }
+    multiply_in_blocks(y.view({-1, weight.size(0)}), rows, weight);
     return y;
   }
 
@@ -91,6 +95,15 @@ int64_t zeros_before(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 } // namespace
+
+void multiply_into(const at::Tensor& y, const at::Tensor& x, const at::Tensor& weight) {
+  if (is_wide(x, weight)) {
+    multiply_in_blocks(y, x, weight);
+  } else {
+    at::Tensor to = y;
+    at::mm_out(to, x, weight.t());
+  }
+}
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (const int64_t zeros = zeros_before(x, weight); zeros > 0) {

@@ -24,12 +24,14 @@ kernels::CrossEntropyArgs kernel_args(const at::Tensor& logits, const at::Tensor
   args.lse = lse.mutable_data_ptr<float>();
   args.columns = logits.size(1);
   args.element = element_of(logits);
+  args.stride = logits.stride(0);
   return args;
 }
 
 /// The kernels that read such logits; nullptr: ATen's operations do it.
 const RowKernels* kernels_of(const at::Tensor& logits) {
-  return logits.is_contiguous() ? row_kernels({logits}) : nullptr;
+  const bool in_rows = logits.stride(1) == 1 && logits.stride(0) >= logits.size(1);
+  return in_rows ? row_kernels({logits}) : nullptr;
 }
 
 /// Calls f(begin, length) for ranges of rows of `logits_at_once` logits.

@@ -16,9 +16,9 @@ inline constexpr int64_t kLogitsAtOnce = int64_t{8} << 20;
 /// kernel gives NaN.
 at::Tensor logit_row_terms(const at::Tensor& logits, const at::Tensor& columns, int64_t at_once = kLogitsAtOnce);
 
-/// Writes (softmax - one-hot) * factor to `gradient`, which may be the logits, for rows where `counts` [N] is true,
-/// else 0. `lse` [N] is in the type of sums and may include logits of other ranks; a negative column has no one-hot.
-/// `factor` is one number on the device of the logits.
+/// Writes (softmax - one-hot) * factor to `gradient`, which may be the logits and has their strides, for rows where
+/// `counts` [N] is true, else 0. `lse` [N] is in the type of sums and may include logits of other ranks; a negative
+/// column has no one-hot. `factor` is one number on the device of the logits.
 void write_logit_gradient(const at::Tensor& gradient, const at::Tensor& logits, const at::Tensor& columns,
                           const at::Tensor& counts, const at::Tensor& lse, const at::Tensor& factor,
                           int64_t at_once = kLogitsAtOnce);

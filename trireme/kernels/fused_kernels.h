@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/kernels/device.h>
 #include <trireme/kernels/kernels.h>
 
 #include <cstdint>
@@ -103,6 +104,11 @@ struct CrossEntropyArgs {
   const float* device_scale = nullptr; ///< on a device: where the scale is, in place of `scale`; or nullptr
   int64_t columns = 0;
   Element element = Element::f32;
+  /// Elements from one row to the next, of logits and dlogits; 0: columns. A device's backward may set those after the
+  /// columns to 0.
+  int64_t stride = 0;
+
+  TRIREME_DEVICE int64_t to_next_row() const { return stride == 0 ? columns : stride; }
 };
 
 /// sum[j] += column j of the rows.

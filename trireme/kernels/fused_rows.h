@@ -266,7 +266,7 @@ void cross_entropy_rows(const CrossEntropyArgs& args, int64_t begin, int64_t end
   const int64_t n = args.columns;
   const int64_t whole = n - n % (kSums * Wide::kCount);
   for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(args.logits) + row * n;
+    const T* x = static_cast<const T*>(args.logits) + row * args.to_next_row();
     Wide top[kSums];
     for (Wide& w : top) {
       w = Wide::all(kLowest);
@@ -303,8 +303,8 @@ template <class T>
 void cross_entropy_backward_rows(const CrossEntropyArgs& args, int64_t begin, int64_t end) {
   const Wide scale = Wide::all(args.scale);
   for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(args.logits) + row * args.columns;
-    T* dx = static_cast<T*>(args.dlogits) + row * args.columns;
+    const T* x = static_cast<const T*>(args.logits) + row * args.to_next_row();
+    T* dx = static_cast<T*>(args.dlogits) + row * args.to_next_row();
     const int64_t target = args.target[row];
     if (target == args.ignore) {
       each(args.columns, [&](int64_t j, const auto& at) { at.store(Wide::zero(), dx + j); });

@@ -57,8 +57,8 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
     all.erase("OMP_WAIT_POLICY");
     all.try_emplace("GOMP_SPINCOUNT", kSpinCount);
   }
-  const auto set = [&](const char* name, auto value) {
-    if constexpr (std::is_arithmetic_v<decltype(value)>) {
+  const auto set = [&](const char* name, const auto& value) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>) {
       all[name] = std::to_string(value);
     } else {
       all[name] = value;

@@ -5,6 +5,7 @@
 #include <trireme/models/dropout.h>
 #include <trireme/parallel/context/attention.h>
 #include <trireme/parallel/tensor/exchange.h>
+#include <trireme/parallel/tensor/linear.h>
 #include <trireme/parallel/tensor/own_random.h>
 
 #include <torch/nn/modules/embedding.h>
@@ -68,7 +69,7 @@ at::Tensor BertSelfAttentionImpl::forward(const at::Tensor& x_BTH, const at::Ten
   const int64_t T = x.size(1);
   const int64_t H = query->weight.size(0); // of this rank's heads
   const auto split_heads = [&](tensor::ColumnParallelLinear& linear) {
-    const at::Tensor y = linear->adapted(at::linear(x, linear->weight, linear->bias), x_BTH);
+    const at::Tensor y = linear->adapted(tensor::whole_linear(x, linear->weight, linear->bias, linear->fp8()), x_BTH);
     return y.view({B, T, heads_, H / heads_}).transpose(1, 2);
   };
   const bool drops = dropout_ > 0 && is_training();

@@ -209,29 +209,27 @@ GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(
   }
 }
 
-at::Tensor GptImpl::local_logits(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
+at::Tensor GptImpl::hidden(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
   if (positions_BT.defined()) {
     check_documents("gpt", tokens_BT, positions_BT, ranks_);
   }
-  return head(transformer->forward(own_tokens(tokens_BT, ranks_), positions_BT));
+  return transformer->forward(own_tokens(tokens_BT, ranks_), positions_BT);
 }
 
-at::Tensor GptImpl::head(const at::Tensor& x) {
-  auto& wte = transformer->embedding->wte;
-  return options_.tie_embeddings ? wte->use([&] { return wte->logits(x); }) : lm_head->forward(x);
+LanguageHead GptImpl::head() {
+  return {transformer->embedding->wte, lm_head, options_.vocab_size, ranks_};
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
-  return join_logits(local_logits(tokens_BT, positions_BT), options_.vocab_size, ranks_);
+  return join_logits(head().logits(hidden(tokens_BT, positions_BT)), options_.vocab_size, ranks_);
 }
 
 at::Tensor GptImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
-  return join_logits(head(transformer->extend(tokens_BT, cache)), options_.vocab_size, ranks_).squeeze(1);
+  return join_logits(head().logits(transformer->extend(tokens_BT, cache)), options_.vocab_size, ranks_).squeeze(1);
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT, const at::Tensor& positions_BT) {
-  const at::Tensor logits = local_logits(tokens_BT, positions_BT);
-  return split_token_loss(logits, targets_BT, options_.vocab_size, ranks_);
+  return head().loss(hidden(tokens_BT, positions_BT), targets_BT);
 }
 
 } // namespace trireme::models

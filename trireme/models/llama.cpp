@@ -181,28 +181,27 @@ LlamaImpl::LlamaImpl(const LlamaOptions& options, const ModelRanks& ranks) : opt
   }
 }
 
-at::Tensor LlamaImpl::local_logits(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
+at::Tensor LlamaImpl::hidden(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
   if (positions_BT.defined()) {
     check_documents("llama", tokens_BT, positions_BT, ranks_);
   }
-  return head(model->forward(own_tokens(tokens_BT, ranks_), positions_BT));
+  return model->forward(own_tokens(tokens_BT, ranks_), positions_BT);
 }
 
-at::Tensor LlamaImpl::head(const at::Tensor& x) {
-  auto& embedding = model->embed_tokens;
-  return options_.tie_embeddings ? embedding->use([&] { return embedding->logits(x); }) : lm_head->forward(x);
+LanguageHead LlamaImpl::head() {
+  return {model->embed_tokens, lm_head, options_.vocab_size, ranks_};
 }
 
 at::Tensor LlamaImpl::forward(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) {
-  return join_logits(local_logits(tokens_BT, positions_BT), options_.vocab_size, ranks_);
+  return join_logits(head().logits(hidden(tokens_BT, positions_BT)), options_.vocab_size, ranks_);
 }
 
 at::Tensor LlamaImpl::extend(const at::Tensor& tokens_BT, KeyValueCache& cache) {
-  return join_logits(head(model->extend(tokens_BT, cache)), options_.vocab_size, ranks_).squeeze(1);
+  return join_logits(head().logits(model->extend(tokens_BT, cache)), options_.vocab_size, ranks_).squeeze(1);
 }
 
 at::Tensor LlamaImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT, const at::Tensor& positions_BT) {
-  return split_token_loss(local_logits(tokens_BT, positions_BT), targets_BT, options_.vocab_size, ranks_);
+  return head().loss(hidden(tokens_BT, positions_BT), targets_BT);
 }
 
 } // namespace trireme::models

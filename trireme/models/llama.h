@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/models/key_value_cache.h>
+#include <trireme/models/language_head.h>
 #include <trireme/models/options.h>
 #include <trireme/models/ranks.h>
 #include <trireme/models/rms_norm.h>
@@ -107,10 +108,10 @@ class LlamaImpl : public torch::nn::Module {
   zero::Sharded<tensor::ColumnParallelLinear> lm_head{nullptr}; ///< absent when tied to the token embedding
 
  private:
-  /// [B, T or this rank's tokens, this rank's part of V].
-  at::Tensor local_logits(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
+  /// The head's input, [B, T or this rank's tokens, H].
+  at::Tensor hidden(const at::Tensor& tokens_BT, const at::Tensor& positions_BT = {});
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}) // in a Sequential
-  at::Tensor head(const at::Tensor& x_BTH);
+  LanguageHead head();
 
   LlamaOptions options_;
   ModelRanks ranks_;

@@ -62,16 +62,36 @@ at::Tensor mean_over_tokens(const at::Tensor& sum, const at::Tensor& count, cons
   return sum * (static_cast<double>(ranks.context.size()) / all.squeeze(0).clamp_min(1)).to(sum.scalar_type());
 }
 
+namespace {
+
+/// `loss_of(target, reduction)`: of these targets [B T], by tensor::cross_entropy().
+template <class F>
+at::Tensor token_loss_of(const at::Tensor& targets_BT, const ModelRanks& ranks, const F& loss_of) {
+  constexpr int64_t kIgnored = -100;
+  const at::Tensor target = own_tokens(targets_BT, ranks).reshape({-1});
+  return ranks.shares_tokens() ? mean_over_tokens(loss_of(target, at::Reduction::Sum), target.ne(kIgnored).sum(), ranks)
+                               : loss_of(target, at::Reduction::Mean);
+}
+
+} // namespace
+
+bool takes_chunks(const at::Tensor& x_BTH, const at::Tensor& weight, const at::Tensor& targets_BT, int64_t vocabulary,
+                  const ModelRanks& ranks) {
+  return tensor::takes_chunks(x_BTH, weight, targets_BT.numel() / ranks.context.size(), vocabulary, ranks.tensor);
+}
+
+at::Tensor head_loss(const at::Tensor& x_BTH, const at::Tensor& weight, const at::Tensor& targets_BT,
+                     int64_t vocabulary, const ModelRanks& ranks) {
+  return token_loss_of(targets_BT, ranks, [&](const at::Tensor& target, int64_t reduction) {
+    return tensor::linear_cross_entropy(x_BTH, weight, target, vocabulary, ranks.tensor, reduction);
+  });
+}
+
 at::Tensor split_token_loss(const at::Tensor& logits, const at::Tensor& targets_BT, int64_t vocabulary,
                             const ModelRanks& ranks) {
-  constexpr int64_t kIgnored = -100;
-  const at::Tensor rows = logits.reshape({-1, logits.size(-1)});
-  const at::Tensor target = own_tokens(targets_BT, ranks).reshape({-1});
-  if (!ranks.shares_tokens()) {
-    return tensor::cross_entropy(rows, target, vocabulary, ranks.tensor);
-  }
-  const at::Tensor sum = tensor::cross_entropy(rows, target, vocabulary, ranks.tensor, at::Reduction::Sum, kIgnored);
-  return mean_over_tokens(sum, target.ne(kIgnored).sum(), ranks);
+  return token_loss_of(targets_BT, ranks, [&](const at::Tensor& target, int64_t reduction) {
+    return tensor::cross_entropy(logits.reshape({-1, logits.size(-1)}), target, vocabulary, ranks.tensor, reduction);
+  });
 }
 
 } // namespace trireme::models

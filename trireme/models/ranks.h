@@ -39,8 +39,15 @@ at::Tensor join_logits(const at::Tensor& local, int64_t vocabulary, const ModelR
 /// them.
 at::Tensor mean_over_tokens(const at::Tensor& sum, const at::Tensor& count, const ModelRanks& ranks);
 
-/// Mean cross-entropy in nats of logits [B, T, V], this rank's tokens and part of the vocabulary, against full targets
-/// [B, T]; ignores targets of -100. If ranks split the tokens: as mean_over_tokens(). Backward overwrites the logits
+/// Mean cross-entropy in nats of the logits x W^T against full targets [B, T]; ignores targets of -100. x [B, T, H]:
+/// this rank's tokens; `weight`: its part of the vocabulary's rows. If ranks split the tokens: as mean_over_tokens().
+/// Computed in chunks (tensor::linear_cross_entropy()), if takes_chunks().
+bool takes_chunks(const at::Tensor& x_BTH, const at::Tensor& weight, const at::Tensor& targets_BT, int64_t vocabulary,
+                  const ModelRanks& ranks);
+at::Tensor head_loss(const at::Tensor& x_BTH, const at::Tensor& weight, const at::Tensor& targets_BT,
+                     int64_t vocabulary, const ModelRanks& ranks);
+
+/// The same of logits [B, T, V], this rank's tokens and part of the vocabulary. Backward overwrites the logits
 /// (tensor::cross_entropy()).
 at::Tensor split_token_loss(const at::Tensor& logits, const at::Tensor& targets_BT, int64_t vocabulary,
                             const ModelRanks& ranks);

@@ -163,7 +163,7 @@ std::string Progress::live_line(double now) const {
   // The last column stays empty: some terminals wrap when it is written.
   const auto columns = static_cast<size_t>(std::max(1, terminal_.columns() - 1));
   fit(fields, columns);
-  const std::string text = join_fields(fields, terminal_.colour);
+  std::string text = join_fields(fields, terminal_.colour);
   const size_t used = columns_of(fields);
   if (options_.total_steps <= 0 || used + 2 + kNarrowestBar > columns) {
     return text;

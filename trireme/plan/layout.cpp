@@ -218,6 +218,10 @@ estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
   conditions.samples = layout.micro_batch;
   conditions.type = job.base.precision.compute;
   conditions.autocast = job.base.precision.autocast;
+  conditions.fp16 = job.base.precision.compute == precision::Type::fp16 ||
+                    (job.base.precision.autocast && job.base.precision.autocast_type == precision::Type::fp16);
+  conditions.fp8 = job.base.precision.fp8.enabled;
+  conditions.on_gpu = job.base.on_device;
   conditions.layer_list = layout.is_layer_list();
   conditions.tensor_ranks = layout.tensor;
   conditions.context_ranks = layout.context;

@@ -33,6 +33,10 @@ estimate::Model trained_model_of(const RunConfig& run, int64_t samples, int64_t 
   conditions.samples = samples;
   conditions.type = run.engine.precision.compute;
   conditions.autocast = run.engine.precision.autocast;
+  conditions.fp16 = run.engine.precision.compute == precision::Type::fp16 ||
+                    (run.engine.precision.autocast && run.engine.precision.autocast_type == precision::Type::fp16);
+  conditions.fp8 = run.engine.precision.fp8.enabled;
+  conditions.on_gpu = run.training.device.starts_with("cuda");
   conditions.layer_list = layer_list;
   conditions.tensor_ranks = run.parallel.tensor;
   conditions.context_ranks = run.parallel.context;

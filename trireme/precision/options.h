@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/fp8/options.h>
+
 #include <cstdint>
 #include <optional>
 
@@ -54,6 +56,8 @@ struct PrecisionOptions {
   std::optional<Type> communication;
   /// Type in which the gradients of micro-batches are accumulated.
   Type grad_accumulation = Type::fp32;
+  /// Products of linear layers in FP8, forward and backward. Needs bf16, as `compute` or by autocast.
+  fp8::Options fp8;
 
   Type communication_type() const { return communication.value_or(compute); }
   /// Type of the gradients that a step of so many micro-batches leaves: those that are added up need the range of
@@ -64,6 +68,8 @@ struct PrecisionOptions {
   /// fp16 gradients, whether by the parameters' type or by autocast's.
   bool scales_loss() const { return compute == Type::fp16 || (autocast && autocast_type == Type::fp16); }
   bool has_masters() const { return compute != Type::fp32; }
+  /// The type of products of matrices.
+  Type product_type() const { return autocast ? autocast_type : compute; }
 };
 
 } // namespace trireme::precision

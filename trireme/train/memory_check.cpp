@@ -30,7 +30,7 @@ std::vector<Change> zero_changes(const config::RunConfig& run, int64_t ranks) {
   return changes;
 }
 
-// GPUs are known to have memory for their present share, but not for more.
+// Without GPUs' memory, they are known to have it for their present share, but not for more.
 bool on_device(const config::RunConfig& run) {
   return run.training.device.starts_with("cuda");
 }
@@ -84,10 +84,36 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
   return changes;
 }
 
-// States, and at stage 3 parameters, in files of this folder, if it is on a disk. Before that, recomputes activations
-// that a GPU would move to its host.
-std::vector<Change> file_changes(const config::RunConfig& run, int64_t ranks) {
+// States, and at stage 3 parameters, on the host of a GPU that is too small.
+std::vector<Change> host_changes(const config::RunConfig& run, int64_t ranks) {
+  const offload::Options& offload = run.engine.offload;
+  const std::string states = "engine.zero_optimization.offload_optimizer.device=cpu";
+  std::vector<Change> changes;
+  if (offload.optimizer.place == offload::Place::device) {
+    changes.push_back({{states}, ranks});
+    if (run.engine.zero.stage < 2) {
+      changes.push_back({{"engine.zero_optimization.stage=2", states}, ranks});
+    }
+  }
+  if (offload.parameters.place == offload::Place::device) {
+    changes.push_back(
+        {{"engine.zero_optimization.stage=3", "engine.zero_optimization.offload_param.device=cpu"}, ranks});
+    if (offload.optimizer.place == offload::Place::device) {
+      changes.back().overrides.push_back(states);
+    }
+  }
+  return changes;
+}
+
+// Those; then states, and at stage 3 parameters, in files of this folder, if it is on a disk. Before that, recomputes
+// activations that a GPU would move to its host.
+std::vector<Change> file_changes(const config::RunConfig& run, int64_t ranks, bool small_device) {
   std::vector<Change> changes = {{{}, ranks}};
+  if (small_device) {
+    for (Change& change : host_changes(run, ranks)) {
+      changes.push_back(std::move(change));
+    }
+  }
   const activations::Options& activations = run.engine.activations;
   const bool recomputes = on_device(run) && (activations.inputs_to_host ||
                                              (activations.policy && activations::to_host(*activations.policy)));
@@ -151,6 +177,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
                         const estimate::MemoryAtHand& memory, const config::RunTypes& types) {
   const config::RunConfig run = config::read_run_file(run_file, overrides, config::Files::may_be_absent, types);
   constexpr int kMostChanges = 4;
+  const bool small_device = memory.device_bytes < estimate::MemoryAtHand::kUnlimited;
   Fitting smallest;
   std::optional<Fitting> found;
   size_t found_cost = SIZE_MAX;
@@ -170,7 +197,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
     }
     const auto batches = batch_changes(*laid_out, count);
     const auto stages = zero_changes(*laid_out, count);
-    const auto files = file_changes(*laid_out, count);
+    const auto files = file_changes(*laid_out, count, small_device);
     const auto consider = [&](size_t p, size_t b, size_t z, size_t f) {
       // Prefers fewer kinds of change, then the mildest: stages, batches, types, layouts, files.
       const size_t kinds = (l > 0) + (p > 0) + (b > 0) + (z > 0) + (f > 0);
@@ -189,11 +216,12 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
       if (!need) {
         return;
       }
+      const int64_t peak = small_device ? need->peak_on_device : need->peak_of_all;
       if (estimate::fits(*need, memory)) {
-        found = {arguments_of(changes, count, ranks), count, need->peak_of_all};
+        found = {arguments_of(changes, count, ranks), count, peak};
         found_cost = cost;
-      } else if (smallest.peak_of_all == 0 || need->peak_of_all < smallest.peak_of_all) {
-        smallest = {{}, count, need->peak_of_all};
+      } else if (smallest.peak_of_all == 0 || peak < smallest.peak_of_all) {
+        smallest = {{}, count, peak};
       }
     };
     for (size_t p = 0; p < precisions.size(); ++p) {
@@ -209,24 +237,25 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
   return found.value_or(smallest);
 }
 
-void check_memory(const estimate::Run& described, const std::filesystem::path& run_file,
-                  const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory,
-                  const config::RunTypes& types) {
-  const std::string why = estimate::why_too_large(estimate::need_of(described), memory, ranks);
-  if (why.empty()) {
-    return;
-  }
+namespace {
+
+// Refuses a run for this reason, with the nearest configuration that fits.
+[[noreturn]] void refuse(const std::string& why, const std::filesystem::path& run_file,
+                         const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory,
+                         const config::RunTypes& types) {
+  const bool of_gpu = memory.device_bytes < estimate::MemoryAtHand::kUnlimited;
   const Fitting fitting = nearest_fitting(run_file, overrides, ranks, memory, types);
+  const std::string larger = of_gpu ? "a smaller model, a GPU with more memory, or more of them (`trireme plan`)."
+                                    : "a smaller model, or more hosts (--hostfile).";
   const std::string next =
-      fitting.arguments.empty()
-          ? fitting.ranks == 0
-                ? std::string(
-                      "None of the changes tried fits, in memory or in files. Use a smaller model, a folder with more "
-                      "room, or more hosts (--hostfile).")
-                : concat("None of the changes tried fits; the smallest needs ", format_bytes(fitting.peak_of_all),
-                         " on ", fitting.ranks, fitting.ranks == 1 ? " rank" : " ranks",
-                         ". Use a smaller model, or more hosts (--hostfile).")
-          : concat("Fits with about ", format_bytes(fitting.peak_of_all), ": ", join(fitting.arguments, " "), '.');
+      !fitting.arguments.empty() ? concat("Fits with about ", format_bytes(fitting.peak_of_all),
+                                          of_gpu ? " on the GPU: " : ": ", join(fitting.arguments, " "), '.')
+      : fitting.ranks == 0 && !of_gpu
+          ? std::string(
+                "None of the changes tried fits, in memory or in files. Use a smaller model, a folder with more "
+                "room, or more hosts (--hostfile).")
+          : concat("None of the changes tried fits; the smallest needs ", format_bytes(fitting.peak_of_all), " on ",
+                   of_gpu ? "a GPU" : concat(fitting.ranks, fitting.ranks == 1 ? " rank" : " ranks"), ". Use ", larger);
   std::vector<std::string> shown = arguments_of(overrides, ranks, 0);
   shown.insert(shown.begin(), run_file.string());
   throw InputError("memory",
@@ -234,6 +263,31 @@ void check_memory(const estimate::Run& described, const std::filesystem::path& r
                           static_cast<int>(100 * (estimate::kMargin - 1) + 0.5), " %"),
                    concat(next, " `trireme estimate ", join(shown, " "),
                           "` shows the details; --no-memory-check starts the run anyway."));
+}
+
+} // namespace
+
+void check_memory(const estimate::Run& described, const std::filesystem::path& run_file,
+                  const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory,
+                  const config::RunTypes& types) {
+  const std::string why = estimate::why_too_large(estimate::need_of(described), memory, ranks);
+  if (!why.empty()) {
+    refuse(why, run_file, overrides, ranks, memory, types);
+  }
+}
+
+void check_device_memory(const estimate::Run& described, const std::filesystem::path& run_file,
+                         const std::vector<std::string>& overrides, int64_t ranks, int64_t device_bytes, bool here,
+                         const config::RunTypes& types) {
+  estimate::MemoryAtHand memory = here ? estimate::memory_at_hand() : estimate::MemoryAtHand();
+  memory.device_bytes = device_bytes;
+  const std::string why = estimate::why_too_large_on_device(estimate::need_of(described), memory);
+  if (why.empty()) {
+    return;
+  }
+  std::vector<std::string> on_gpu = overrides;
+  on_gpu.emplace_back("training.device=cuda");
+  refuse(why, run_file, on_gpu, ranks, memory, types);
 }
 
 } // namespace trireme::train

@@ -17,15 +17,15 @@ namespace trireme::train {
 struct Fitting {
   std::vector<std::string> arguments; ///< "--set engine.zero_optimization.stage=3", "-n 2"
   int64_t ranks = 0;
-  int64_t peak_of_all = 0; ///< bytes, estimated
+  int64_t peak_of_all = 0; ///< bytes, estimated; with too little on a GPU a rank's there
 };
 
 /// Searches the nearest configuration whose estimated peak fits `memory`. Prefers fewer changes, and then those that
 /// keep results and speed. In this order: a higher ZeRO stage, smaller micro-batches with more accumulation, bf16,
 /// more pipeline stages with recomputation, fewer ranks, states and parameters in files of the working directory.
 /// For ranks on GPUs, with too little host memory, files come before those, activations are recomputed instead of
-/// moved, and the number of ranks stays. Without arguments: none of those tried fits, and the peak is their
-/// smallest.
+/// moved, and the number of ranks stays; with too little on the GPU, states and parameters on the host come before
+/// files. Without arguments: none of those tried fits, and the peak is their smallest.
 Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
                         const estimate::MemoryAtHand& memory, const config::RunTypes& types);
 
@@ -34,5 +34,11 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
 void check_memory(const estimate::Run& described, const std::filesystem::path& run_file,
                   const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory,
                   const config::RunTypes& types);
+
+/// The same for the memory of a GPU, which only ranks can ask for: `device_bytes` are free for each rank. `here`: all
+/// ranks are on this host, so that what is moved to it must fit too.
+void check_device_memory(const estimate::Run& described, const std::filesystem::path& run_file,
+                         const std::vector<std::string>& overrides, int64_t ranks, int64_t device_bytes, bool here,
+                         const config::RunTypes& types);
 
 } // namespace trireme::train

@@ -34,11 +34,11 @@ int ranks_of(const engine::Engine& engine) {
 std::string describe_split(const engine::Engine& engine, const config::RunConfig& run) {
   std::string text;
   if (const comm::Group& ranks = engine.tensor_group(); ranks.size() > 1) {
-    text += concat(", ", ranks.size(), " tensor-parallel over ", ranks.backend(),
+    text += concat(", ", ranks.size(), " tensor-parallel over ", ranks.backend(engine.device()),
                    run.parallel.sequence_parallel ? " with sequence parallelism" : "");
   }
   if (const comm::Group& ranks = engine.context_group(); ranks.size() > 1) {
-    text += concat(", ", ranks.size(), " context-parallel over ", ranks.backend());
+    text += concat(", ", ranks.size(), " context-parallel over ", ranks.backend(engine.device()));
   }
   return text;
 }
@@ -99,18 +99,19 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   generate::keep_model_files(run, folder, datasets, resumed_step.has_value());
   const comm::Group& group = engine.group();
   if (engine.pipe_group().size() > 1) {
-    log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ",
-              run.parallel.schedule);
+    log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(engine.device()),
+              ", schedule ", run.parallel.schedule);
   }
   log::info(task.description, ", ", format_count(parameters_), " parameters", describe_trained(engine), "; ",
             describe_data(datasets));
   const int ranks = ranks_of(engine);
-  const std::string layout =
-      served    ? describe_workers(engine, run.engine.server)
-      : elastic ? describe_replicas(engine, run.engine.averaging.every)
-                : concat(ranks, ranks == 1 ? " rank" : " ranks",
-                         group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()),
-                         describe_split(engine, run));
+  const std::string layout = served    ? describe_workers(engine, run.engine.server)
+                             : elastic ? describe_replicas(engine, run.engine.averaging.every)
+                                       : concat(ranks, ranks == 1 ? " rank" : " ranks",
+                                                group.size() == 1 ? ""
+                                                                  : concat(", ", group.size(), " data-parallel over ",
+                                                                           group.backend(engine.device())),
+                                                describe_split(engine, run));
   log::info(layout, ", ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each",
             "; batch ", engine.train_batch_size(), " = ", engine.train_micro_batch_size_per_gpu(), " x ",
             engine.gradient_accumulation_steps(), " accumulated x ", replicas_of(engine),
@@ -200,9 +201,9 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
   const int replicas = engine_.group().size();
   const int stages = engine_.pipe_group().size();
   summary.ranks = ranks_of(engine_);
-  summary.layout = stages == 1 ? concat("data parallel, ", engine_.group().backend())
+  summary.layout = stages == 1 ? concat("data parallel, ", engine_.group().backend(engine_.device()))
                                : concat(stages, " stages x ", replicas, replicas == 1 ? " replica" : " replicas", ", ",
-                                        run_.parallel.schedule, ", ", engine_.pipe_group().backend());
+                                        run_.parallel.schedule, ", ", engine_.pipe_group().backend(engine_.device()));
   summary.layout += describe_split(engine_, run_);
   if (run_.engine.server.on()) {
     summary.ranks = static_cast<int>(replicas_of(engine_));

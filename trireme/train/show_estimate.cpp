@@ -291,7 +291,9 @@ void print_memory(const Shown& shown) {
   add("all while training", [&](const StageMemory& m) { return m.training() - elsewhere(m); }, "");
   add(
       "start", [&](const StageMemory& m) { return m.start - elsewhere(m); },
-      concat(largest.frozen > 0 ? "trained " : "", "parameters twice, as built and in their flat buffer"));
+      shown.run.builds_on_host()
+          ? std::string("parameters in their flat buffer, copied from the host")
+          : concat(largest.frozen > 0 ? "trained " : "", "parameters twice, as built and in their flat buffer"));
   add("peak", [&](const StageMemory& m) { return m.peak() - elsewhere(m); }, "the larger of the two");
   print(rows, 1, columns.size());
   std::cout << concat("P ", largest.parameters, " parameters",

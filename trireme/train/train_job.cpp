@@ -97,6 +97,9 @@ std::vector<std::string> rank_command(const TrainCommand& command, const Program
   if (command.resume) {
     words.insert(words.end(), {"--resume", command.resume_from});
   }
+  if (!command.memory_check) { // of GPUs, which ranks do
+    words.emplace_back("--no-memory-check");
+  }
   return words;
 }
 

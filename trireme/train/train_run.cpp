@@ -1,5 +1,7 @@
 #include <trireme/train/train_run.h>
 
+#include <trireme/train/choose_device.h>
+#include <trireme/train/device_room.h>
 #include <trireme/train/disk_report.h>
 #include <trireme/train/evaluation.h>
 #include <trireme/train/join_traces.h>
@@ -24,16 +26,15 @@
 #include <trireme/config/run_file.h>
 #include <trireme/data/make_dataset.h>
 #include <trireme/data/tokenizer.h>
-#include <trireme/device/choose.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/engine/step_lines.h>
 #include <trireme/generate/export_model.h>
 #include <trireme/monitor/chrome_trace.h>
-#include <trireme/precision/tf32.h>
 #include <trireme/shards/zero/init.h>
 
 #include <torch/nn/module.h>
@@ -55,7 +56,7 @@ class TrainRun {
         registry_(registry),
         world_(world),
         run_(read_run_to_train(command, registry.types(), continues(command))),
-        device_(device ? *device : choose_device()),
+        device_(device ? *device : choose_device(run_.training, world_)),
         mesh_(make_mesh()),
         writer_(command.out, worker_ ? std::optional(worker_->worker) : std::nullopt),
         start_(begin()),
@@ -116,7 +117,6 @@ class TrainRun {
     const int ranks = mesh_.group({mesh::Axis::data, mesh::Axis::context}).size();
     return engine::sharding_of(run_.engine, ranks, device_).parameters;
   }
-  at::Device choose_device();
   mesh::Mesh make_mesh();
   data::Datasets open_data();
   Task build_task();
@@ -152,20 +152,14 @@ class TrainRun {
   bool others_are_done_ = false; // the previous worker has reported and saved the last step, and left
   StepSpeed speed_;
   TrafficMeter traffic_;
+  engine::StepLines lines_{[this](monitor::StepMetrics& line) {
+    line.loss = *line.loss / task_.loss_divisor;
+    writer_.with_log([&](RunLog& log) { log.step(line); });
+  }};
   int64_t peak_rss_ = 0;
   std::optional<int64_t> device_peak_;
   std::optional<std::string> failed_save_;
 };
-
-// If the host of one rank lacks a GPU, all ranks end.
-at::Device TrainRun::choose_device() {
-  at::Device device = at::kCPU;
-  engine::check_together(
-      world_.group(), [&] { device = device::choose(run_.training.device, world_.local_rank(), world_.local_size()); });
-  device::make_current(device); // zero::Init communicates before initialize()
-  precision::allow_tf32(run_.training.tf32);
-  return device;
-}
 
 mesh::Mesh TrainRun::make_mesh() {
   const config::ParallelConfig& parallel = run_.parallel;
@@ -189,6 +183,7 @@ data::Datasets TrainRun::open_data() {
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), device_,
                             start_ ? std::optional(start_->from) : std::nullopt);
+  check_device_room({command_, run_, registry_.types(), ranks_of_run()}, world_, device_);
   torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) +
                      world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
   if (run_.engine.uses_files() && plan::can_describe(run_)) {
@@ -277,6 +272,7 @@ void TrainRun::resume() {
 
 // A full disk does not end the training: warns, continues, and fails at the end if the disk is still full.
 void TrainRun::save() {
+  lines_.finish();
   if (last_saved_ == engine_->global_steps() || is_silent()) {
     return;
   }
@@ -316,10 +312,6 @@ void TrainRun::measure_memory() {
 monitor::StepMetrics TrainRun::metrics() {
   monitor::StepMetrics m;
   m.step = engine_->global_steps();
-  m.loss = engine_->loss() / task_.loss_divisor;
-  m.lr = engine_->get_lr();
-  m.grad_norm = engine_->get_global_grad_norm();
-  m.loss_scale = engine_->loss_scale();
   speed_.end(m, static_cast<double>(engine_->train_batch_size()), static_cast<double>(task_.tokens_per_sample));
   m.comm_wait_ms = engine_->times().exposed_communication * 1e3;
   m.peak_rss_bytes = peak_rss_;
@@ -437,7 +429,7 @@ int TrainRun::train() {
     const int64_t step = engine_->global_steps();
     monitor::StepMetrics m = metrics();
     if (engine_->stop_agreed() && step < steps) {
-      writer_.with_log([&](RunLog& log) { log.step(m); });
+      lines_.add(*engine_, m);
       return leave();
     }
     const bool evaluates = due(before, step, run_.training.eval_every) || step >= steps;
@@ -450,7 +442,7 @@ int TrainRun::train() {
       m.peak_rss_bytes = peak_rss_;
       m.device_peak_bytes = device_peak_;
     }
-    writer_.with_log([&](RunLog& log) { log.step(m); });
+    lines_.add(*engine_, m);
     if (due(before, step, run_.training.checkpoint_every) && step < steps) { // the last one follows the loop
       save();
     }
@@ -484,7 +476,7 @@ int TrainRun::train() {
     }
     monitor::StepMetrics m = metrics();
     evaluate(m);
-    writer_.with_log([&](RunLog& log) { log.step(m); });
+    lines_.add(*engine_, m);
   }
 }
 

@@ -16,11 +16,19 @@
 #define __host__
 #define __shared__ static // of the one block that runs
 #define __constant__ static const
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
 struct alignas(16) uint4 { // a load from elsewhere than a multiple of 16 bytes is an error on a GPU: UBSan's here
   uint32_t x, y, z, w;
 };
+
+template <class T>
+void __stwb(T* to, T x) {
+  *to = x;
+}
 
 struct cuda_on_cpu_index {
   unsigned x = 0, y = 0;

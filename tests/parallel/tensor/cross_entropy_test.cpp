@@ -62,6 +62,49 @@ TEST(VocabParallelCrossEntropyTest, EqualsTorchsOverAllClasses) {
   }
 }
 
+/// The last layer's loss in chunks, beside torch's of all logits on one rank.
+void check_chunks(comm::World& world, bool splits_sequence, int64_t most_bytes) {
+  constexpr int64_t kSamples = 2, kTokens = 12, kHidden = 8, kClasses = 41;
+  const Ranks ranks{world.group(), splits_sequence};
+  const auto values = [](at::IntArrayRef sizes, double step) {
+    return torch::sin(torch::arange(c10::multiply_integers(sizes), torch::kDouble) * step)
+        .reshape(sizes)
+        .to(torch::kFloat);
+  };
+  const at::Tensor x = values({kSamples, kTokens, kHidden}, 1.7).set_requires_grad(true);
+  const at::Tensor weight = values({kClasses, kHidden}, 0.9).set_requires_grad(true);
+  const at::Tensor target = torch::arange(kSamples * kTokens) * 5 % kClasses;
+  target[2] = -100;
+  const at::Tensor expected = at::cross_entropy_loss(at::linear(x, weight).flatten(0, 1), target);
+  (expected * 3).backward();
+
+  const RankRange part = part_of(kClasses, ranks);
+  const RankRange tokens = splits_sequence ? part_of(kTokens, ranks) : RankRange{0, kTokens};
+  const at::Tensor my_x = x.detach().slice(1, tokens.begin, tokens.end).clone().set_requires_grad(true);
+  const at::Tensor mine = weight.detach().slice(0, part.begin, part.end).clone().set_requires_grad(true);
+  const at::Tensor loss =
+      linear_cross_entropy(my_x, mine, target, kClasses, ranks, at::Reduction::Mean, -100, most_bytes);
+  (loss * 3).backward();
+  EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 2e-6 * expected.item<double>());
+  EXPECT_TRUE(my_x.grad().allclose(x.grad().slice(1, tokens.begin, tokens.end), 1e-5, 1e-7));
+  EXPECT_TRUE(mine.grad().allclose(weight.grad().slice(0, part.begin, part.end), 1e-5, 1e-7));
+  target[0] = kClasses;
+  EXPECT_THAT([&] { linear_cross_entropy(my_x, mine, target, kClasses, ranks); },
+              ThrowsMessage<InputError>(HasSubstr("target 41 is outside [0, 41)")));
+}
+
+TEST(VocabParallelCrossEntropyTest, ChunksOfTheLastLayersLogitsHaveTheSameLoss) {
+  for (const int ranks : {1, 2, 3}) {
+    on_ranks(ranks, [](comm::World& world) {
+      for (const bool splits_sequence : {false, true}) {
+        for (const int64_t most_bytes : {1, 900, 100'000}) { // of a row, some rows, all
+          check_chunks(world, splits_sequence, most_bytes);
+        }
+      }
+    });
+  }
+}
+
 TEST(VocabParallelCrossEntropyTest, RefusesWhatItCannotCompute) {
   on_ranks(2, [](comm::World& world) {
     const Ranks ranks{world.group()};

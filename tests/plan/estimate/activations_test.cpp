@@ -6,6 +6,7 @@
 #include <trireme/models/gpt.h>
 #include <trireme/models/gpt_layers.h>
 #include <trireme/parallel/pipeline/split_backward.h>
+#include <trireme/parallel/tensor/fp8_layer.h>
 #include <trireme/plan/estimate/activations.h>
 #include <trireme/plan/estimate/model.h>
 #include <trireme/precision/cast.h>
@@ -111,6 +112,36 @@ TEST(ActivationsTest, OfGpt) {
               0.9 * static_cast<double>(measured.most - bytes_of(c.type) * measured.parameters))
         << what;
     EXPECT_LT(static_cast<double>(estimated), 1.1 * static_cast<double>(measured.most)) << what;
+  }
+}
+
+// Factors of products in FP8 are copied, in fp32 too where the CPU emulates them.
+TEST(ActivationsTest, OfGptInFp8) {
+  const models::GptOptions cases[] = {options(3, 128, 64, 300, true), options(2, 64, 256, 300, false)};
+  for (const models::GptOptions& o : cases) {
+    constexpr int64_t kSamples = 4;
+    models::Gpt gpt_module(o);
+    precision::cast_module(*gpt_module, precision::Type::bf16);
+    for (auto& block : *gpt_module->transformer->h) {
+      for (const auto& module : block->modules()) {
+        if (auto* const layer = dynamic_cast<tensor::Fp8Layer*>(module.get())) {
+          layer->multiply_in_fp8(std::make_shared<const fp8::Options>(fp8::Options{.enabled = true}));
+        }
+      }
+    }
+    const at::Tensor tokens = torch::randint(o.vocab_size, {kSamples, o.sequence_length}, torch::kInt64);
+    const Measured measured = measure(gpt_module, tokens, tokens);
+    estimate::Run run;
+    run.model = gpt(o, {.samples = kSamples, .type = Type::bf16, .fp8 = true});
+    run.precision.compute = Type::bf16;
+    run.bounds = {0, std::ssize(run.model.layers)};
+    const std::string what = concat("hidden ", o.hidden, ", length ", o.sequence_length);
+    expect_near(kept_bytes(run.model), measured.kept, 0.02, what + ": kept");
+    const auto estimated = static_cast<double>(activations_of(run, 0).bytes);
+    EXPECT_GT(estimated, 0.9 * static_cast<double>(measured.most - 2 * measured.parameters)) << what;
+    EXPECT_LT(estimated, 1.1 * static_cast<double>(measured.most)) << what;
+    const Model plain = gpt(o, {.samples = kSamples, .type = Type::bf16});
+    EXPECT_GT(run.model.layers[2].working, plain.layers[2].working);
   }
 }
 

@@ -86,6 +86,19 @@ TEST(AxesTest, LogitsAreDividedByTheVocabulary) {
   EXPECT_EQ(gpt(gpt_shape(), conditions(1, false, 2)).loss_kept, gpt(gpt_shape(), conditions(1)).loss_kept / 2);
 }
 
+TEST(AxesTest, LogitsOfALongBatchComeInChunksButNotInFp16) {
+  models::GptOptions shape = gpt_shape();
+  shape.vocab_size = 50304;
+  Conditions many = conditions(1);
+  many.samples = 16384 / kLength;
+  many.type = precision::Type::bf16;
+  const int64_t all = 2 * 16384 * shape.vocab_size;
+  EXPECT_LT(gpt(shape, many).loss_kept, (int64_t{256} << 20) + 4 * 16384 + 4 * shape.vocab_size * shape.hidden + 1);
+  many.type = precision::Type::fp16;
+  many.fp16 = true;
+  EXPECT_EQ(gpt(shape, many).loss_kept, all + 4 * 16384);
+}
+
 TEST(AxesTest, MemoryFallsWithTheAxes) {
   const auto states = [](const estimate::Run& run) {
     return static_cast<double>(memory_of(run).front().model_states());

@@ -1,4 +1,5 @@
 #include <trireme/plan/estimate/layouts.h>
+#include <trireme/plan/estimate/moves.h>
 #include <trireme/plan/estimate/traffic.h>
 #include <trireme/plan/estimate/verdict.h>
 
@@ -241,6 +242,46 @@ TEST(FormulasTest, ARunIsRefusedOnlyBeyondTheMargin) {
   memory = {};
   memory.process_bytes = need.least_of_a_rank / 2;
   EXPECT_THAT(why_too_large(need, memory, 2), HasSubstr("ulimit -v"));
+}
+
+// With states on the host the GPU has the parameters once, from the start on.
+TEST(FormulasTest, ABuildOnTheHostNeedsNoMoreOfAGpuThanTraining) {
+  for (const int stage : {0, 1, 2}) {
+    estimate::Run run = plain(2, stage);
+    run.on_device = true;
+    run.precision.compute = Type::bf16;
+    const auto start = [&] {
+      const StageMemory memory = memory_of(run).front();
+      return memory.start - memory.always_on_host();
+    };
+    const int64_t whole = start();
+    run.offload.optimizer.place = offload::Place::host;
+    const StageMemory memory = memory_of(run).front();
+    EXPECT_EQ(start(), whole - memory.item(Category::parameters).bytes) << stage;
+    EXPECT_LE(memory.start, memory.training()) << stage;
+    EXPECT_EQ(moves_of(run).front().host_at_start, 4 * run.model.parameters()) << "one piece";
+    run.layer_list = true;
+    EXPECT_EQ(moves_of(run).front().host_at_start, memory.item(Category::parameters).bytes) << stage;
+  }
+}
+
+TEST(FormulasTest, ARunIsRefusedForItsGpu) {
+  estimate::Run run = plain();
+  run.on_device = true;
+  const Need need = need_of(run);
+  const StageMemory memory = memory_of(run).front();
+  EXPECT_EQ(need.least_on_device, memory.model_states() + memory.item(Category::activations).bytes);
+  EXPECT_GT(need.peak_on_device, memory.peak_on_device() + kDeviceLibraries);
+  EXPECT_THAT(need.on_device, testing::StartsWith("optimizer states 996 MB, "));
+  MemoryAtHand there;
+  EXPECT_EQ(why_too_large_on_device(need, there), "") << "unknown";
+  there.device_bytes = static_cast<int64_t>(static_cast<double>(need.least_on_device) / 1.05);
+  EXPECT_EQ(why_too_large_on_device(need, there), "") << "within the margin";
+  EXPECT_FALSE(fits(need, there));
+  there.device_bytes = need.least_on_device / 2;
+  EXPECT_THAT(why_too_large_on_device(need, there), HasSubstr("of its GPU (optimizer states 996 MB, "));
+  run.on_device = false;
+  EXPECT_EQ(need_of(run).least_on_device, 0);
 }
 
 } // namespace

@@ -28,9 +28,16 @@ namespace {
 /// error must name the missing rank.
 constexpr const char* kCleanUpOnly = "2";
 
+/// Another thread of c10d ends the whole process when its watchdog is silent for minutes, as it is while a program
+/// loads kernels or saves; the watch of trireme asks for what that looks for.
+constexpr const char* kNoMonitor = "0";
+
 /// libtorch's watchdog must be second to notice a hang: its errors do not name the missing rank.
 constexpr std::chrono::seconds kAfterUs{30};
 
+/// Lanes are communicators of their own, not split from the first with shared resources: NCCL then shares the
+/// connections of each channel, which two kernels at a time may not use.
+///
 /// Messages have lanes if the group was opened for them. Creating one with the first message would block a sender's
 /// host until its receiver arrives, which may be sending too.
 ///
@@ -54,6 +61,7 @@ class Core {
         store_(std::move(store)),
         device_(at::kCUDA, setup.device.has_index() ? setup.device.index() : c10::cuda::current_device()) {
     ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", kCleanUpOnly, /*overwrite=*/0);
+    ::setenv("TORCH_NCCL_ENABLE_MONITORING", kNoMonitor, /*overwrite=*/0);
     open(Lane::collectives);
   }
   ~Core() { close(); }
@@ -66,7 +74,8 @@ class Core {
     }
     const c10::DeviceGuard on_card(device_);
     const char* const name = kLanes[static_cast<size_t>(lane)];
-    auto options = c10d::ProcessGroupNCCL::Options::create();
+    // A collective that waits behind the kernels of a layer delays all ranks: its own kernels go first.
+    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = timeout_ + kAfterUs;
     options->group_name = concat(name_, "/", name);
     auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>(name, store_), rank_,

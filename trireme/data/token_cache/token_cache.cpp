@@ -85,7 +85,7 @@ Same compare(CacheEntry::Source& known, const fs::path& file) {
   if (now.hash != known.hash) {
     return Same::neither;
   }
-  known = now;
+  known = std::move(now);
   return Same::content;
 }
 

@@ -64,7 +64,7 @@ size_t cut_between_words(std::string_view text, size_t from, size_t to) {
   return best;
 }
 
-void BlockMaker::add(DocumentPiece piece) {
+void BlockMaker::add(const DocumentPiece& piece) {
   const bool stays_whole = piece.text.size() <= kBlockBytes || piece.json_line > 0;
   if (piece.begins && piece.ends && stays_whole) {
     if (!documents_.ends.empty() && documents_.text.size() + piece.text.size() > kBlockBytes) {

@@ -21,7 +21,7 @@ class BlockMaker {
  public:
   explicit BlockMaker(std::function<void(Block)> give) : give_(std::move(give)) {}
 
-  void add(DocumentPiece piece);
+  void add(const DocumentPiece& piece);
   /// Gives what is left of the documents so far. Each file ends with it.
   void flush();
 

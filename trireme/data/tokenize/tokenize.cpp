@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,9 +39,10 @@ void check(const TokenizeOptions& options) {
                                     options.out.string(), "\", ", options.threads, " and ", options.shard_tokens));
   }
   const fs::path folder = without_links(options.out) / "";
+  const auto last = std::prev(folder.end()); // the empty name behind the slash
   for (const fs::path& input : options.inputs) {
     const fs::path file = without_links(input);
-    if (std::mismatch(folder.begin(), --folder.end(), file.begin(), file.end()).first == --folder.end()) {
+    if (std::mismatch(folder.begin(), last, file.begin(), file.end()).first == last) {
       throw InputError("data",
                        concat("the input ", input.string(), " is inside of the output folder ", options.out.string()),
                        "Name another folder with --out.");

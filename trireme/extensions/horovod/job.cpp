@@ -67,7 +67,7 @@ std::optional<at::Device> device_of(const comm::World& world) {
     return device::with_index(at::Device(*kind));
   }
   try {
-    const at::Device device = device::choose("auto", world.local_rank(), world.local_size());
+    const at::Device device = world.device();
     return device.is_cpu() ? std::nullopt : std::optional(device);
   } catch (const InputError&) { // more ranks than GPUs: tensors on the host, or on GPUs that the program chooses
     return std::nullopt;

@@ -5,8 +5,9 @@
 #include <cstdint>
 
 /// The optimizer kernels for CUDA, over raw GPU pointers: the same arguments, rules (optimizer_rules.h) and
-/// correctly rounded operations as on the CPU, so elements have the same bits. One thread per element, one
-/// block of threads per kStateBlock elements. All return after the launch; the stream reports later errors.
+/// correctly rounded operations as on the CPU, so elements have the same bits. A warp has kStateBlock elements, reads
+/// all arrays before it writes any, and moves 4 elements of an array at a time (16 bytes of fp32) where arrays and
+/// ranges begin at multiples of 4. All return after the launch; the stream reports later errors.
 ///
 /// `stream` is a cudaStream_t. Ranges as on the CPU. Errors: Error with CUDA's message when the launch
 /// fails.

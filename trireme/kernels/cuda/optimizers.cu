@@ -1,8 +1,8 @@
 #include <trireme/kernels/cuda/cuda_kernels.h>
 
 #include <trireme/kernels/optimizer_rules.h>
-#include <trireme/kernels/cuda/lane.cuh>
 #include <trireme/kernels/cuda/launch.cuh>
+#include <trireme/kernels/cuda/warp_block.cuh>
 
 #include <cuda_runtime.h>
 
@@ -10,35 +10,30 @@ namespace trireme::kernels::cuda {
 namespace {
 
 constexpr int64_t kMostBlocks = 4096;
-constexpr int kNormBlocks = static_cast<int>(kPartials / 2);
-constexpr int kThreads = static_cast<int>(kStateBlock);
+constexpr int kNormBlocks = 1024;
+constexpr int kThreads = 256;
+constexpr int kBlocksAtOnce = 3; ///< of a multiprocessor, at least: up to 80 registers, and so no spills
+constexpr int64_t kOfBlock = kThreads / kLanes * kStateBlock; ///< elements of a block of threads at a time
 
 unsigned blocks_for(int64_t elements, int64_t most = kMostBlocks) {
-  const int64_t blocks = (elements + kStateBlock - 1) / kStateBlock;
+  const int64_t blocks = (elements + kOfBlock - 1) / kOfBlock;
   return static_cast<unsigned>(blocks < most ? blocks : most);
 }
 
-/// Reads all states of element i, steps them by the rule and writes them. Sets g as the rule's first() leaves it.
+bool is_aligned(const StateArray& state) {
+  return is_aligned(state.values, state.type);
+}
+bool is_aligned(const StepArgs& args) {
+  return is_aligned(args.param, Element::f32) && is_aligned(args.grad, args.grad_type) &&
+         is_aligned(args.param_copy, args.copy_type);
+}
 template <class Rule, class Args>
-__device__ inline void step_states(const Rule& rule, const Args& args, int64_t i, bool inside, Lane& g, Lane (&s)[3],
-                                   uint32_t* room) {
-  if constexpr (Rule::kStates > 0) {
-    const StateArray& state = Rule::state(args, 0);
-    s[0] = rule.first(g, {inside ? read_state<Rule::kSigned[0]>(state, i) : 0});
-    write_state<Rule::kSigned[0]>(state, i, inside, s[0].x, args.seed, room);
+bool is_aligned(const Args& args) {
+  bool all = is_aligned(static_cast<const StepArgs&>(args));
+  for (int i = 0; i < Rule::kStates; ++i) {
+    all = all && is_aligned(Rule::state(args, i));
   }
-  if constexpr (Rule::kStates > 1) {
-    const StateArray& state = Rule::state(args, 1);
-    s[1] = rule.second(g, s[0], {inside ? read_state<Rule::kSigned[1]>(state, i) : 0});
-    __syncthreads();
-    write_state<Rule::kSigned[1]>(state, i, inside, s[1].x, args.seed, room);
-  }
-  if constexpr (Rule::kStates > 2) {
-    const StateArray& state = Rule::state(args, 2);
-    s[2] = rule.third(g, s[0], s[1], {inside ? read_state<Rule::kSigned[2]>(state, i) : 0});
-    __syncthreads();
-    write_state<Rule::kSigned[2]>(state, i, inside, s[2].x, args.seed, room);
-  }
+  return all;
 }
 
 /// The factor of the gradients; NaN: change nothing.
@@ -49,37 +44,109 @@ __device__ inline bool is_nan(Lane a) {
   return a.x != a.x;
 }
 
-template <class Rule>
-__device__ inline Lane gradient_of(const Rule& rule, const typename Rule::Args& args, Lane scale, int64_t i,
-                                   bool inside) {
-  Lane g = Lane{inside ? read(args.grad, args.grad_type, i) : 0} * scale;
-  if constexpr (Rule::kDecayInGradient) {
-    g = rule.gradient(g, {inside ? args.param[i] : 0});
+template <class Rule, int kState>
+using StateOf = StateBits<Rule::kSigned[kState]>;
+
+/// This thread's parameters, gradients and states: those that the rule has, old and new.
+template <class Rule, class Args>
+struct Elements {
+  Bits p, g;
+  StateOf<Rule, 0> s0;
+  StateOf<Rule, 1> s1;
+  StateOf<Rule, 2> s2;
+  Lane grad[kEach];      ///< as the rule's first() leaves it
+  float state[3][kEach]; ///< new and not rounded
+
+  __device__ Elements(const Args& args, const WarpBlock& block) {
+    g = Bits::load(args.grad, args.grad_type, block);
+    p = Bits::load(args.param, Element::f32, block);
+    if constexpr (Rule::kStates > 0) {
+      s0 = StateOf<Rule, 0>::load(Rule::state(args, 0), block);
+    }
+    if constexpr (Rule::kStates > 1) {
+      s1 = StateOf<Rule, 1>::load(Rule::state(args, 1), block);
+    }
+    if constexpr (Rule::kStates > 2) {
+      s2 = StateOf<Rule, 2>::load(Rule::state(args, 2), block);
+    }
   }
-  return g;
+
+  /// Steps the states by the rule, and rounds them.
+  __device__ void step(const Rule& rule, const Args& args, const WarpBlock& block, Lane scale) {
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      grad[k] = Lane{g.value(args.grad_type, k)} * scale;
+      if constexpr (Rule::kDecayInGradient) {
+        grad[k] = rule.gradient(grad[k], {p.value(Element::f32, k)});
+      }
+      state[0][k] = state[1][k] = state[2][k] = grad[k].x;
+      if constexpr (Rule::kStates > 0) {
+        state[0][k] = rule.first(grad[k], {s0.value(Rule::state(args, 0).type, k)}).x;
+      }
+      if constexpr (Rule::kStates > 1) {
+        state[1][k] = rule.second(grad[k], {state[0][k]}, {s1.value(Rule::state(args, 1).type, k)}).x;
+      }
+      if constexpr (Rule::kStates > 2) {
+        state[2][k] = rule.third(grad[k], {state[0][k]}, {state[1][k]}, {s2.value(Rule::state(args, 2).type, k)}).x;
+      }
+    }
+    if constexpr (Rule::kStates > 0) {
+      s0 = StateOf<Rule, 0>::of(state[0], Rule::state(args, 0).type, block, args.seed);
+    }
+    if constexpr (Rule::kStates > 1) {
+      s1 = StateOf<Rule, 1>::of(state[1], Rule::state(args, 1).type, block, args.seed);
+    }
+    if constexpr (Rule::kStates > 2) {
+      s2 = StateOf<Rule, 2>::of(state[2], Rule::state(args, 2).type, block, args.seed);
+    }
+  }
+
+  __device__ void store_states(const Args& args, const WarpBlock& block) const {
+    if constexpr (Rule::kStates > 0) {
+      s0.store(Rule::state(args, 0), block);
+    }
+    if constexpr (Rule::kStates > 1) {
+      s1.store(Rule::state(args, 1), block);
+    }
+    if constexpr (Rule::kStates > 2) {
+      s2.store(Rule::state(args, 2), block);
+    }
+  }
+};
+
+/// Writes parameters and, where there is one, their copy.
+__device__ inline void store_params(const Lane (&p)[kEach], const StepArgs& args, const WarpBlock& block) {
+  Bits stepped, copy;
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    stepped.round(Element::f32, k, p[k].x);
+    copy.round(args.copy_type, k, p[k].x);
+  }
+  stepped.store(args.param, Element::f32, block);
+  if (args.param_copy != nullptr) {
+    copy.store(args.param_copy, args.copy_type, block);
+  }
 }
 
 template <class Rule>
-__global__ void step_kernel(const Rule rule, const typename Rule::Args args, int64_t begin, int64_t end) {
-  __shared__ uint32_t room[kThreads / 32];
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+    step_kernel(const Rule rule, const typename Rule::Args args, int64_t begin, int64_t end, bool aligned) {
   const Lane scale = scale_of(args);
   if (is_nan(scale)) {
     return;
   }
-  for (int64_t first = begin + blockIdx.x * kStateBlock; first < end; first += gridDim.x * kStateBlock) {
-    const int64_t i = first + threadIdx.x;
-    const bool inside = i < end;
-    Lane g = gradient_of(rule, args, scale, i, inside);
-    Lane s[3] = {g, g, g};
-    step_states(rule, args, i, inside, g, s, room);
-    if (inside) {
-      const Lane p = rule.param({args.param[i]}, g, s[0], s[1], s[2]);
-      args.param[i] = p.x;
-      if (args.param_copy != nullptr) {
-        write(args.param_copy, args.copy_type, i, p.x);
-      }
+  each_block(begin, end, aligned, [&](const WarpBlock& block) {
+    Elements<Rule, typename Rule::Args> own(args, block);
+    own.step(rule, args, block, scale);
+    Lane p[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      p[k] = rule.param({own.p.value(Element::f32, k)}, own.grad[k], {own.state[0][k]}, {own.state[1][k]},
+                        {own.state[2][k]});
     }
-  }
+    own.store_states(args, block);
+    store_params(p, args, block);
+  });
 }
 
 template <template <class> class Rule>
@@ -88,24 +155,34 @@ void step(const typename Rule<Lane>::Args& args, int64_t begin, int64_t end, voi
     return;
   }
   TRIREME_LAUNCH(step_kernel<Rule<Lane>>, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))(
-      Rule<Lane>(args), args, begin, end);
+      Rule<Lane>(args), args, begin, end, is_aligned<Rule<Lane>>(args));
   check_launch(name);
 }
 
 template <bool kSigned>
-__global__ void decode_kernel(const StateArray state, int64_t n, float* to) {
-  for (int64_t i = blockIdx.x * kStateBlock + threadIdx.x; i < n; i += gridDim.x * kStateBlock) {
-    to[i] = read_state<kSigned>(state, i);
-  }
+__global__ void decode_kernel(const StateArray state, int64_t n, float* to, bool aligned) {
+  each_block(0, n, aligned, [&](const WarpBlock& block) {
+    const auto own = StateBits<kSigned>::load(state, block);
+    Bits decoded;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      decoded.round(Element::f32, k, own.value(state.type, k));
+    }
+    decoded.store(to, Element::f32, block);
+  });
 }
 
 template <bool kSigned>
-__global__ void encode_kernel(const StateArray state, int64_t n, const float* from) {
-  __shared__ uint32_t room[kThreads / 32];
-  for (int64_t first = blockIdx.x * kStateBlock; first < n; first += gridDim.x * kStateBlock) {
-    const int64_t i = first + threadIdx.x;
-    write_state<kSigned>(state, i, i < n, i < n ? from[i] : 0, kToNearest, room);
-  }
+__global__ void encode_kernel(const StateArray state, int64_t n, const float* from, bool aligned) {
+  each_block(0, n, aligned, [&](const WarpBlock& block) {
+    const Bits given = Bits::load(from, Element::f32, block);
+    float x[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      x[k] = given.value(Element::f32, k);
+    }
+    StateBits<kSigned>::of(x, state.type, block, kToNearest).store(state, block);
+  });
 }
 
 /// Adds the block's values in a fixed order; thread 0 has the result.
@@ -121,20 +198,25 @@ __device__ inline double sum_of_block(double x, double* room) {
   return room[0];
 }
 
-__global__ void squared_norm_kernel(const void* x, Element type, int64_t n, double* partials) {
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+    squared_norm_kernel(const void* x, Element type, int64_t n, double* partials, bool aligned) {
   __shared__ double room[kThreads];
   double sum = 0;
-  for (int64_t i = blockIdx.x * kStateBlock + threadIdx.x; i < n; i += gridDim.x * kStateBlock) {
-    const double value = read(x, type, i);
-    sum = ::fma(value, value, sum);
-  }
+  each_block(0, n, aligned, [&](const WarpBlock& block) {
+    const Bits own = Bits::load(x, type, block); // 0 past the end
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const double value = own.value(type, k);
+      sum = ::fma(value, value, sum);
+    }
+  });
   sum = sum_of_block(sum, room);
   if (threadIdx.x == 0) {
     partials[blockIdx.x] = sum;
   }
 }
 
-/// Block b adds the first `count` partial sums from b * kNormBlocks to sums[b].
+/// Adds the first `count` partial sums from blockIdx.x * kNormBlocks to sums[blockIdx.x].
 __global__ void add_partials_kernel(const double* partials, int count, double* sums) {
   __shared__ double room[kThreads];
   double sum = 0;
@@ -147,43 +229,43 @@ __global__ void add_partials_kernel(const double* partials, int count, double* s
   }
 }
 
-__global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDirection<Lane> direction,
-                                    const LambArgs args, int64_t begin, int64_t end, double* partials) {
-  __shared__ uint32_t room[kThreads / 32];
-  __shared__ double sums_room[kThreads];
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+    lamb_moments_kernel(const LambMoments<Lane> rule, const LambDirection<Lane> direction, const LambArgs args,
+                        int64_t begin, int64_t end, double* partials, bool aligned) {
+  __shared__ double room[kThreads];
   const Lane scale = scale_of(args);
   if (is_nan(scale)) {
     end = begin; // the partial sums are read anyway
   }
   double params = 0;
   double updates = 0;
-  for (int64_t first = begin + blockIdx.x * kStateBlock; first < end; first += gridDim.x * kStateBlock) {
-    const int64_t i = first + threadIdx.x;
-    const bool inside = i < end;
-    Lane g = gradient_of(rule, args, scale, i, inside);
-    Lane s[3] = {g, g, g};
-    step_states(rule, args, i, inside, g, s, room);
-    if (inside) {
-      // Uses rounded states as stored, because phase 2 reads those.
-      const Lane p = {args.param[i]};
-      const Lane u = direction(p, {read(args.exp_avg.values, args.exp_avg.type, i)},
-                               {read(args.exp_avg_sq.values, args.exp_avg_sq.type, i)});
-      params = ::fma(static_cast<double>(p.x), static_cast<double>(p.x), params);
-      updates = ::fma(static_cast<double>(u.x), static_cast<double>(u.x), updates);
+  each_block(begin, end, aligned, [&](const WarpBlock& block) {
+    Elements<LambMoments<Lane>, LambArgs> own(args, block);
+    own.step(rule, args, block, scale);
+    own.store_states(args, block);
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      if (block.inside(k)) { // with rounded states, because phase 2 reads those
+        const Lane p = {own.p.value(Element::f32, k)};
+        const Lane u = direction(p, {own.s0.value(args.exp_avg.type, k)}, {own.s1.value(args.exp_avg_sq.type, k)});
+        params = ::fma(static_cast<double>(p.x), static_cast<double>(p.x), params);
+        updates = ::fma(static_cast<double>(u.x), static_cast<double>(u.x), updates);
+      }
     }
-  }
-  params = sum_of_block(params, sums_room);
+  });
+  params = sum_of_block(params, room);
   if (threadIdx.x == 0) {
     partials[blockIdx.x] = params;
   }
-  updates = sum_of_block(updates, sums_room);
+  updates = sum_of_block(updates, room);
   if (threadIdx.x == 0) {
     partials[kNormBlocks + blockIdx.x] = updates;
   }
 }
 
-__global__ void lamb_apply_kernel(const LambDirection<Lane> direction, const LambArgs args, int64_t begin, int64_t end,
-                                  const double* sums, const LambScale scale) {
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+    lamb_apply_kernel(const LambDirection<Lane> direction, const LambArgs args, int64_t begin, int64_t end,
+                      const double* sums, const LambScale scale, bool aligned) {
   if (is_nan(scale_of(args))) {
     return;
   }
@@ -193,16 +275,19 @@ __global__ void lamb_apply_kernel(const LambDirection<Lane> direction, const Lam
     ratio = ratio < scale.min_coeff ? scale.min_coeff : ratio > scale.max_coeff ? scale.max_coeff : ratio;
   }
   const Lane step_size = {static_cast<float>(scale.lr_times_correction * ratio)};
-  for (int64_t i = begin + blockIdx.x * kStateBlock + threadIdx.x; i < end; i += gridDim.x * kStateBlock) {
-    const Lane p = {args.param[i]};
-    const Lane u = direction(p, {read(args.exp_avg.values, args.exp_avg.type, i)},
-                             {read(args.exp_avg_sq.values, args.exp_avg_sq.type, i)});
-    const Lane stepped = fnma(step_size, u, p);
-    args.param[i] = stepped.x;
-    if (args.param_copy != nullptr) {
-      write(args.param_copy, args.copy_type, i, stepped.x);
+  each_block(begin, end, aligned, [&](const WarpBlock& block) {
+    const Bits params = Bits::load(args.param, Element::f32, block);
+    const auto m = StateOf<LambMoments<Lane>, 0>::load(args.exp_avg, block);
+    const auto v = StateOf<LambMoments<Lane>, 1>::load(args.exp_avg_sq, block);
+    Lane stepped[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const Lane p = {params.value(Element::f32, k)};
+      const Lane u = direction(p, {m.value(args.exp_avg.type, k)}, {v.value(args.exp_avg_sq.type, k)});
+      stepped[k] = fnma(step_size, u, p);
     }
-  }
+    store_params(stepped, args, block);
+  });
 }
 
 } // namespace
@@ -247,9 +332,11 @@ void decode_state(const StateArray& state, bool is_signed, int64_t n, float* to,
   }
   const auto on = static_cast<cudaStream_t>(stream);
   if (is_signed) {
-    TRIREME_LAUNCH(decode_kernel<true>, blocks_for(n), kThreads, on)(state, n, to);
+    TRIREME_LAUNCH(decode_kernel<true>, blocks_for(n), kThreads, on)(state, n, to,
+                                                                     is_aligned(state) && is_aligned(to, Element::f32));
   } else {
-    TRIREME_LAUNCH(decode_kernel<false>, blocks_for(n), kThreads, on)(state, n, to);
+    TRIREME_LAUNCH(decode_kernel<false>, blocks_for(n), kThreads, on)(
+        state, n, to, is_aligned(state) && is_aligned(to, Element::f32));
   }
   check_launch("decode_state");
 }
@@ -260,9 +347,11 @@ void encode_state(const StateArray& state, bool is_signed, int64_t n, const floa
   }
   const auto on = static_cast<cudaStream_t>(stream);
   if (is_signed) {
-    TRIREME_LAUNCH(encode_kernel<true>, blocks_for(n), kThreads, on)(state, n, from);
+    TRIREME_LAUNCH(encode_kernel<true>, blocks_for(n), kThreads, on)(
+        state, n, from, is_aligned(state) && is_aligned(from, Element::f32));
   } else {
-    TRIREME_LAUNCH(encode_kernel<false>, blocks_for(n), kThreads, on)(state, n, from);
+    TRIREME_LAUNCH(encode_kernel<false>, blocks_for(n), kThreads, on)(
+        state, n, from, is_aligned(state) && is_aligned(from, Element::f32));
   }
   check_launch("encode_state");
 }
@@ -273,7 +362,7 @@ void squared_norm(const void* x, Element type, int64_t n, double* partials, doub
     return;
   }
   const unsigned blocks = blocks_for(n, kNormBlocks);
-  TRIREME_LAUNCH(squared_norm_kernel, blocks, kThreads, on)(x, type, n, partials);
+  TRIREME_LAUNCH(squared_norm_kernel, blocks, kThreads, on)(x, type, n, partials, is_aligned(x, type));
   TRIREME_LAUNCH(add_partials_kernel, 1, kThreads, on)(partials, static_cast<int>(blocks), sum);
   check_launch("squared_norm");
 }
@@ -285,7 +374,7 @@ void lamb_moments(const LambArgs& args, int64_t begin, int64_t end, double* part
   }
   const unsigned blocks = blocks_for(end - begin, kNormBlocks);
   TRIREME_LAUNCH(lamb_moments_kernel, blocks, kThreads, on)(LambMoments<Lane>(args), LambDirection<Lane>(args), args,
-                                                            begin, end, partials);
+                                                            begin, end, partials, is_aligned<LambMoments<Lane>>(args));
   TRIREME_LAUNCH(add_partials_kernel, 2, kThreads, on)(partials, static_cast<int>(blocks), sums);
   check_launch("lamb_moments");
 }
@@ -296,7 +385,7 @@ void lamb_apply(const LambArgs& args, int64_t begin, int64_t end, const double* 
     return;
   }
   TRIREME_LAUNCH(lamb_apply_kernel, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))
-  (LambDirection<Lane>(args), args, begin, end, sums, scale);
+  (LambDirection<Lane>(args), args, begin, end, sums, scale, is_aligned<LambMoments<Lane>>(args));
   check_launch("lamb_apply");
 }
 

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-// Rows of a layer, one block of threads for each. A thread has the same columns in every row, so what it read of a row
-// stays in registers, and sums over rows do too.
+// Rows of a layer, one block of threads for each. A thread has the same columns in every row, so sums over rows
+// stay in registers. A pass that reads a row again finds it in the caches.
 
 namespace trireme::kernels::cuda {
 namespace {

@@ -92,7 +92,8 @@ ParallelAttentionImpl::ParallelAttentionImpl(const ParallelAttentionOptions& giv
 ParallelAttentionImpl::Heads ParallelAttentionImpl::project(const at::Tensor& x) {
   const std::vector<at::Tensor> biases =
       options_.bias ? std::vector<at::Tensor>{q_proj->bias, k_proj->bias, v_proj->bias} : std::vector<at::Tensor>();
-  std::vector<at::Tensor> qkv = column_linears(x, {q_proj->weight, k_proj->weight, v_proj->weight}, biases, ranks_);
+  std::vector<at::Tensor> qkv = column_linears(x, {q_proj->weight, k_proj->weight, v_proj->weight}, biases, ranks_,
+                                               {q_proj->fp8(), k_proj->fp8(), v_proj->fp8()});
   qkv = {q_proj->adapted(qkv[0], x), k_proj->adapted(qkv[1], x), v_proj->adapted(qkv[2], x)};
   const auto heads_of = [&](const at::Tensor& y) {
     return y.unflatten(-1, {y.size(-1) / options_.head_size, options_.head_size}).transpose(1, 2);

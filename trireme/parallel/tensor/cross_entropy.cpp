@@ -2,9 +2,11 @@
 
 #include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
+#include <trireme/fused/linear_cross_entropy.h>
 #include <trireme/fused/logit_rows.h>
 #include <trireme/fused/rows.h>
 #include <trireme/kernels/fused_kernels.h>
+#include <trireme/parallel/tensor/split_mark.h>
 #include <trireme/parallel/tensor/transfer.h>
 
 #include <ATen/ATen.h>
@@ -27,17 +29,22 @@ at::Tensor local_targets(const at::Tensor& target, const RankRange& part, int64_
   return at::where(target.eq(ignore_index), at::full_like(target, kIgnored), column).contiguous();
 }
 
+/// The terms of all ranks' columns from those of each rank's, [2, N].
+at::Tensor join_terms(const at::Tensor& mine, const comm::Group& ranks) {
+  const at::Tensor all = at::empty({ranks.size(), 2, mine.size(1)}, mine.options());
+  ranks.all_gather(all.view({-1}), mine.view({-1}), "terms of the cross-entropy").wait();
+  return at::stack({at::logsumexp(all.select(1, 0), 0), all.select(1, 1).sum(0)});
+}
+
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& any_logits, const at::Tensor& target,
                             const RankRange& part, const comm::Group& ranks, bool mean, int64_t ignore_index) {
     const at::Tensor logits = any_logits.contiguous();
     const at::Tensor column = local_targets(target, part, ignore_index);
-    const at::Tensor mine = fused::logit_row_terms(logits, column);
-    const at::Tensor all = at::empty({ranks.size(), 2, mine.size(1)}, mine.options());
-    ranks.all_gather(all.view({-1}), mine.view({-1}), "terms of the cross-entropy").wait();
-    const at::Tensor lse = at::logsumexp(all.select(1, 0), 0);
+    const at::Tensor terms = join_terms(fused::logit_row_terms(logits, column), ranks);
+    const at::Tensor lse = terms[0];
     const at::Tensor counts = target.ne(ignore_index);
-    const at::Tensor losses = at::where(counts, lse - all.select(1, 1).sum(0), at::zeros_like(lse));
+    const at::Tensor losses = at::where(counts, lse - terms[1], at::zeros_like(lse));
     const at::Tensor sum = losses.sum(0, false, at::kDouble);
     const at::Tensor share = mean ? counts.sum().to(at::kDouble).reciprocal() : at::ones({}, sum.options());
     context->save_for_backward({logits, column, lse, share});
@@ -62,15 +69,13 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 };
 
-void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const RankRange& part,
-           int64_t ignore_index) {
-  if (logits.dim() != 2 || target.dim() != 1 || target.size(0) != logits.size(0) || target.scalar_type() != at::kLong ||
-      logits.size(1) != part.size()) {
-    throw InputError("tensor parallel",
-                     concat("cross_entropy: expected logits [rows, ", part.size(), "], this rank's part of ", classes,
-                            " classes, and int64 targets [rows], got ", logits.sizes(), " and ", target.sizes(),
-                            " of type ", target.scalar_type()));
+void check_reduction(int64_t reduction) {
+  if (reduction != at::Reduction::Mean && reduction != at::Reduction::Sum) {
+    throw InputError("tensor parallel", "cross_entropy: the reduction must be mean or sum.");
   }
+}
+
+void check_targets(const at::Tensor& target, int64_t classes, int64_t ignore_index) {
   if (target.is_cpu()) { // on a GPU the host would have to wait
     const at::Tensor wrong = target.ne(ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(classes)));
     if (wrong.any().item<bool>()) {
@@ -82,19 +87,70 @@ void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, 
   }
 }
 
+void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const RankRange& part,
+           int64_t ignore_index) {
+  if (logits.dim() != 2 || target.dim() != 1 || target.size(0) != logits.size(0) || target.scalar_type() != at::kLong ||
+      logits.size(1) != part.size()) {
+    throw InputError("tensor parallel",
+                     concat("cross_entropy: expected logits [rows, ", part.size(), "], this rank's part of ", classes,
+                            " classes, and int64 targets [rows], got ", logits.sizes(), " and ", target.sizes(),
+                            " of type ", target.scalar_type()));
+  }
+  check_targets(target, classes, ignore_index);
+}
+
 } // namespace
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const Ranks& ranks,
                          int64_t reduction, int64_t ignore_index) {
-  if (reduction != at::Reduction::Mean && reduction != at::Reduction::Sum) {
-    throw InputError("tensor parallel", "cross_entropy: the reduction must be mean or sum.");
-  }
+  check_reduction(reduction);
   if (ranks.alone()) { // fused::cross_entropy checks its input
     return fused::cross_entropy(logits, target, reduction, ignore_index, fused::Logits::overwrite);
   }
   const RankRange part = part_of(classes, ranks);
   check(logits, target, classes, part, ignore_index);
   return CrossEntropy::apply(logits, target, part, ranks.group, reduction == at::Reduction::Mean, ignore_index);
+}
+
+namespace {
+
+fused::LogitCut cut_of(const at::Tensor& x, int64_t rows, int64_t classes, const Ranks& ranks, int64_t most_bytes) {
+  const int64_t most_columns = part_of(classes, 0, ranks.group.size()).size(); // every rank cuts the rows alike
+  return fused::cut_logits(rows, most_columns, fused::product_type(x), x.device(), most_bytes);
+}
+
+} // namespace
+
+bool takes_chunks(const at::Tensor& x, const at::Tensor& weight, int64_t rows, int64_t classes, const Ranks& ranks) {
+  return !is_marked(weight) &&
+         fused::takes_chunks(x, weight, cut_of(x, rows, classes, ranks, fused::kLogitChunkBytes), rows);
+}
+
+at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& target,
+                                int64_t classes, const Ranks& ranks, int64_t reduction, int64_t ignore_index,
+                                int64_t most_bytes) {
+  check_reduction(reduction);
+  const at::Tensor rows = enter(x, ranks).reshape({-1, x.size(-1)});
+  const RankRange part = part_of(classes, ranks);
+  if (target.dim() != 1 || target.size(0) != rows.size(0) || target.scalar_type() != at::kLong ||
+      weight.size(0) != part.size()) {
+    throw InputError("tensor parallel",
+                     concat("linear_cross_entropy: expected int64 targets [", rows.size(0), "] and a weight of ",
+                            part.size(), " rows, this rank's part of ", classes, " classes, got ", target.sizes(),
+                            " of type ", target.scalar_type(), " and ", weight.sizes()));
+  }
+  check_targets(target, classes, ignore_index);
+  const at::Tensor counts = target.ne(ignore_index);
+  fused::ClassColumns columns = {local_targets(target, part, ignore_index), counts, {}};
+  if (ranks.alone()) {
+    // A class past the columns must stay one: a negative one would be another rank's.
+    columns.column = target.masked_fill(target.lt(0), classes).masked_fill_(counts.logical_not(), 0);
+  } else {
+    columns.join = [group = ranks.group](const at::Tensor& terms) { return join_terms(terms, group); };
+  }
+  fused::LogitCut cut = cut_of(x, target.numel(), classes, ranks, most_bytes);
+  cut.padding = fused::cut_logits(target.numel(), part.size(), fused::product_type(x), x.device(), most_bytes).padding;
+  return fused::linear_cross_entropy(rows, weight, columns, reduction == at::Reduction::Mean, cut);
 }
 
 } // namespace trireme::tensor

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/fused/logit_chunks.h>
 #include <trireme/parallel/tensor/ranks.h>
 
 #include <ATen/core/Reduction.h>
@@ -20,5 +21,19 @@ namespace trireme::tensor {
 /// ignore_index (on the CPU), and for sizes that do not fit.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const Ranks& ranks,
                          int64_t reduction = at::Reduction::Mean, int64_t ignore_index = -100);
+
+/// Whether linear_cross_entropy() of `rows` tokens is the better form: their logits need more than one chunk, or a GPU
+/// pads them. The same on every rank. `weight` may be a shard that is not gathered.
+bool takes_chunks(const at::Tensor& x, const at::Tensor& weight, int64_t rows, int64_t classes, const Ranks& ranks);
+
+/// The loss of the last layer's logits, column_linear(x, weight), which never exist at once: they are computed in
+/// chunks of `most_bytes`, and forward computes the gradients too (fused::linear_cross_entropy()). x [B, T, H] (or [B,
+/// T/N, H] if the sequence is split), weight [part of classes, H], class numbers of all B T tokens in the order of x.
+///
+/// Every rank cuts the same chunks. Cost beside the products: enter()'s, and one all-gather per chunk. Errors: as
+/// cross_entropy().
+at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& target,
+                                int64_t classes, const Ranks& ranks, int64_t reduction = at::Reduction::Mean,
+                                int64_t ignore_index = -100, int64_t most_bytes = fused::kLogitChunkBytes);
 
 } // namespace trireme::tensor

@@ -102,11 +102,11 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(int64_t in, int64_t out, cons
 }
 
 at::Tensor ColumnParallelLinearImpl::project(const at::Tensor& x) {
-  return adapted(column_linear(x, weight, {}, ranks_), x);
+  return adapted(column_linear(x, weight, {}, ranks_, fp8()), x);
 }
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) {
-  return adapted(column_linear(x, weight, bias, ranks_), x);
+  return adapted(column_linear(x, weight, bias, ranks_, fp8()), x);
 }
 
 at::Tensor ColumnParallelLinearImpl::adapted(const at::Tensor& y, const at::Tensor& x) const {
@@ -149,12 +149,12 @@ RowParallelLinearImpl::RowParallelLinearImpl(int64_t in, int64_t out, const Rank
 }
 
 at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) {
-  return adapted(row_linear(x, weight, ranks_), x);
+  return adapted(row_linear(x, weight, ranks_, fp8()), x);
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
   if (ranks_.alone()) { // LinearImpl's forward would add the bias in a separate pass
-    return adapted(whole_linear(x, weight, bias), x);
+    return adapted(whole_linear(x, weight, bias, fp8()), x);
   }
   const at::Tensor y = project(x);
   return bias.defined() ? y + bias : y;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/parallel/tensor/adapter.h>
+#include <trireme/parallel/tensor/fp8_layer.h>
 #include <trireme/parallel/tensor/ranks.h>
 #include <trireme/parallel/tensor/split_module.h>
 
@@ -36,7 +37,11 @@ struct BeforeFirstValues {
 
 /// y = x W^T + b with the output's features split: weight [part of out, in], bias [part of out]. Takes x that all ranks
 /// have (or parts of the sequence, Ranks::sequence_parallel) and returns this rank's features.
-class ColumnParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule, public Adapter {
+class ColumnParallelLinearImpl : BeforeFirstValues,
+                                 public torch::nn::LinearImpl,
+                                 public SplitModule,
+                                 public Adapter,
+                                 public Fp8Layer {
  public:
   /// `parts`: number of equal blocks of the output, each of which is split (queries, keys and values for instance).
   /// Errors: InputError for fewer features than ranks, or if `parts` does not divide the output.
@@ -60,7 +65,11 @@ TORCH_MODULE(ColumnParallelLinear);
 
 /// y = x W^T + b with the input's features split: weight [out, part of in], the full bias [out] on every rank. Takes
 /// this rank's features and returns the sum over all ranks (or this rank's part of its sequence).
-class RowParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule, public Adapter {
+class RowParallelLinearImpl : BeforeFirstValues,
+                              public torch::nn::LinearImpl,
+                              public SplitModule,
+                              public Adapter,
+                              public Fp8Layer {
  public:
   /// Errors: InputError for fewer features than ranks.
   RowParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias = true);

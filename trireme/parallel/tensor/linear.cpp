@@ -1,9 +1,11 @@
 #include <trireme/parallel/tensor/linear.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fp8/linear.h>
 #include <trireme/fused/few_rows.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/int8.h>
+#include <trireme/fused/linear_cross_entropy.h>
 #include <trireme/fused/rows.h>
 #include <trireme/parallel/tensor/pieces.h>
 #include <trireme/parallel/tensor/split_mark.h>
@@ -35,12 +37,6 @@ Ranks ranks_in(AutogradContext* context) {
 
 at::Tensor rows_of(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
-}
-
-/// Type of the products of `x`: autocast's if it is enabled.
-at::ScalarType product_type(const at::Tensor& x) {
-  const at::DeviceType device = x.device().type();
-  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
 }
 
 /// Weights [out, in] transposed for products, [in, out].
@@ -85,6 +81,20 @@ variable_list linears(const at::Tensor& x, at::TensorList weights, at::TensorLis
   return y;
 }
 
+// All by one call where all are in FP8: x is quantised once.
+variable_list fp8_linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
+                          const std::vector<const fp8::Options*>& fp8) {
+  const bool all = std::all_of(fp8.begin(), fp8.end(), [&](const fp8::Options* one) { return one == fp8.front(); });
+  if (all) {
+    return fp8::linears(x, weights, biases, *fp8.front());
+  }
+  variable_list y;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    y.push_back(whole_linear(x, weights[i], biases.empty() ? at::Tensor() : biases[i], fp8[i]));
+  }
+  return y;
+}
+
 struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
                                at::TensorList biases, const Ranks& ranks) {
@@ -96,7 +106,7 @@ struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
     if (!ranks.splits_sequence()) {
       return linears(x, weights, biases);
     }
-    const at::ScalarType type = product_type(x);
+    const at::ScalarType type = fused::product_type(x);
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     return multiply_joined(x, transposed(weights, type), converted(biases, type), ranks.group).results;
   }
@@ -148,7 +158,7 @@ struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
 struct RowLinear : torch::autograd::Function<RowLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const at::Tensor& weight,
                             const Ranks& ranks) {
-    const at::ScalarType type = product_type(any_x);
+    const at::ScalarType type = fused::product_type(any_x);
     const at::Tensor x = any_x.to(type).contiguous();
     const at::Tensor w = weight.to(type);
     context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldRanks>(ranks));
@@ -218,31 +228,44 @@ void check_split(const at::Tensor& x, const Ranks& ranks, int64_t parts) {
 
 } // namespace
 
-at::Tensor whole_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+at::Tensor whole_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                        const fp8::Options* fp8) {
+  if (fp8 != nullptr) {
+    return fp8::linears(x, {weight}, bias.defined() ? at::TensorList(bias) : at::TensorList(), *fp8)[0];
+  }
   if (is_marked(weight)) { // operators on it are ours (split_mark.h)
     return at::linear(x, weight, fused::if_defined(bias));
   }
   return fused::linear(x, weight, bias);
 }
 
-at::Tensor column_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Ranks& ranks) {
-  return column_linears(x, {weight}, bias.defined() ? at::TensorList(bias) : at::TensorList(), ranks)[0];
+at::Tensor column_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Ranks& ranks,
+                         const fp8::Options* fp8) {
+  return column_linears(x, {weight}, bias.defined() ? at::TensorList(bias) : at::TensorList(), ranks, {fp8})[0];
 }
 
 std::vector<at::Tensor> column_linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
-                                       const Ranks& ranks) {
+                                       const Ranks& ranks, const std::vector<const fp8::Options*>& fp8) {
   if (!ranks.alone()) {
     check_split(x, ranks, 1);
+  }
+  if (std::any_of(fp8.begin(), fp8.end(), [](const fp8::Options* one) { return one != nullptr; })) {
+    return fp8_linears(enter(x, ranks), weights, biases, fp8);
+  }
+  if (!ranks.alone()) {
     return ColumnLinears::apply(x, weights, biases, ranks);
   }
   return linears(x, weights, biases);
 }
 
-at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const Ranks& ranks) {
+at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const Ranks& ranks, const fp8::Options* fp8) {
   if (ranks.alone()) {
-    return whole_linear(x, weight);
+    return whole_linear(x, weight, {}, fp8);
   }
   check_split(x, ranks, ranks.group.size());
+  if (fp8 != nullptr) {
+    return leave(whole_linear(x, weight, {}, fp8), ranks);
+  }
   if (!ranks.splits_sequence() && (fused::is_int8(weight) || fused::is_few_rows(x, weight, {}))) { // generation
     return start_sum(fused::linear(x, weight), ranks.group).wait();
   }

@@ -35,7 +35,8 @@ ParallelMlpImpl::ParallelMlpImpl(const ParallelMlpOptions& given, const Ranks& r
 at::Tensor ParallelMlpImpl::forward(const at::Tensor& x) {
   const std::vector<at::Tensor> biases =
       gate_proj->bias.defined() ? std::vector<at::Tensor>{gate_proj->bias, up_proj->bias} : std::vector<at::Tensor>();
-  const std::vector<at::Tensor> both = column_linears(x, {gate_proj->weight, up_proj->weight}, biases, ranks_);
+  const std::vector<at::Tensor> both =
+      column_linears(x, {gate_proj->weight, up_proj->weight}, biases, ranks_, {gate_proj->fp8(), up_proj->fp8()});
   return down_proj->forward(fused::gated_silu(gate_proj->adapted(both[0], x), up_proj->adapted(both[1], x)));
 }
 

@@ -17,6 +17,8 @@ struct MemoryAtHand {
   std::string source = "unlimited";
   /// One process: the limit of its address space (ulimit -v).
   int64_t process_bytes = kUnlimited;
+  /// Free on a rank's GPU, where that is known: only ranks can ask.
+  int64_t device_bytes = kUnlimited;
 };
 
 /// Reads MemAvailable and free swap; the limits of this process's control groups (versions 1 and 2, with their parents)

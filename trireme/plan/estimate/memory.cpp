@@ -211,15 +211,15 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
   return item;
 }
 
-// Trained parameters as built and in their flat buffer; with sharded parameters unit by unit. On the CPU gradients get
-// their pages in the first backward.
+// Trained parameters as built and in their flat buffer; with sharded parameters unit by unit. If they are built on the
+// host of a GPU, it has the flat buffer only. On the CPU gradients get their pages in the first backward.
 int64_t start(const Run& run, const StageMemory& memory) {
   const int64_t always = memory.always_on_host();
   const int64_t parameters = memory.item(Category::parameters).bytes;
   if (run.shards(3)) {
     return always + parameters + memory.item(Category::communication_buffers).bytes;
   }
-  return always + parameters + run.parameter_bytes() * memory.flat +
+  return always + parameters + (run.builds_on_host() ? 0 : run.parameter_bytes() * memory.flat) +
          (run.shards(2) || !run.on_device ? 0 : memory.item(Category::gradients).bytes);
 }
 

@@ -73,7 +73,8 @@ struct Layer {
 
 struct Model {
   std::vector<Layer> layers;
-  /// Bytes that the loss keeps for backward (the logits and a number per row), and its peak beside that.
+  /// Bytes that the loss keeps for backward (the logits, of a chunk if they need several, and a number per row), and
+  /// its peak beside that.
   int64_t loss_kept = 0;
   int64_t loss_working = 0;
   /// Bytes that the loss gathers over the tensor axis in forward: for every rank and token, the log of the sum and the
@@ -99,6 +100,9 @@ struct Conditions {
   /// The model is a list of layers; its loss keeps the logits instead of overwriting them with their gradient.
   bool layer_list = false;
 
+  /// Products are in fp16; their loss has all logits at once.
+  bool fp16 = false;
+
   /// Ranks that share every matrix, and ranks that share every sequence.
   int64_t tensor_ranks = 1;
   int64_t context_ranks = 1;
@@ -107,6 +111,10 @@ struct Conditions {
   context::Kind context_kind = context::Kind::ring;
   /// Norms and residual stream, which lie between the split matrices, are split by tokens over the tensor axis.
   bool sequence_parallel = false;
+
+  /// Products of the blocks' matrices are in FP8, emulated unless the rank has a GPU. Factors are copied.
+  bool fp8 = false;
+  bool on_gpu = false;
 };
 
 /// Describes models::Gpt or models::Llama as seen by one rank of the tensor and the context axis.

@@ -216,7 +216,11 @@ class Moves {
     }
     activations(stage);
     if (run_.on_device) {
-      out_.host_at_start = run_.layer_list || run_.shards(3) ? 0 : 4 * run_.model.parameters();
+      out_.host_at_start = run_.shards(3)     ? 0
+                           : !run_.layer_list ? 4 * run_.model.parameters()
+                           : run_.builds_on_host()
+                               ? run_.parameter_bytes() * (layout_.numel() + frozen_whole(run_, stage))
+                               : 0;
       const offload::Options& offload = run_.offload;
       const bool states_there = offload.optimizer.place == Place::host && there_.elements > 0;
       const int64_t sets = offload.optimizer.delayed_update ? 2 : 1;

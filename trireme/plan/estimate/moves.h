@@ -82,8 +82,8 @@ struct StageMoves {
   int64_t stage = 0;
   /// In host memory, beside estimate::Category::data and baseline of a rank on a GPU. Empty for ranks on the CPU.
   std::vector<Item> on_host;
-  /// A model in one piece is built on the host in fp32 before it moves to the GPU. A layer of a list moves, and a unit
-  /// of stage 3 is sharded, as soon as it is built.
+  /// A model in one piece is built on the host in fp32 before it moves to the GPU. A layer of a list is cast and moves,
+  /// with Run::builds_on_host() into the flat buffer after all layers are built; a unit of stage 3 is sharded at once.
   int64_t host_at_start = 0;
   /// The part of on_host that "auto" may leave on the GPU: activations, and buffers of their files.
   int64_t may_stay_on_device = 0;

@@ -94,6 +94,7 @@ struct Run {
   /// From stage 2 on a GPU keeps only gradients that it steps; the others move to the host bucket by bucket, with any
   /// number of ranks. Not if several copies of a shard sum their gradients before the step.
   bool moves_gradients() const { return zero.stage >= 2 && on_device && moves_states() && !has_copies(); }
+  bool builds_on_host() const { return offload::builds_on_host(offload, on_device, shards(3)); }
   bool moves_parameters() const {
     return zero.stage >= 3 && offload::is_elsewhere(offload.parameters.place, on_device);
   }

@@ -1,5 +1,7 @@
 #include <trireme/plan/estimate/model.h>
 
+#include <trireme/fused/logit_chunks.h>
+
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
@@ -126,12 +128,21 @@ void positions(Layer& layer, const models::TransformerShape& shape, const Sizes&
   layer.working = s.element * (2 * s.hidden / s.between + shape.sequence_length * shape.hidden);
 }
 
+// Copies of the factors of the largest product: in FP8 and, on a GPU, also in the order that it reads and in fp32
+// before the cast; else both factors and the result in fp32.
+int64_t working_of_fp8(const Conditions& conditions, const Sizes& s, int64_t weight) {
+  const int64_t wide = std::max(s.mlp, s.queries + 2 * s.keys);
+  const int64_t all = s.hidden + wide + weight;
+  return conditions.on_gpu ? 2 * all + kFloat * std::max({s.hidden, wide, weight}) : (1 + kFloat) * all;
+}
+
 void block(Layer& layer, const models::TransformerShape& shape, const Conditions& conditions, const Sizes& s) {
   const bool gated = shape.is_gated();
   layer.type = gated ? "LlamaBlock" : shape.family == models::TransformerShape::Family::bert ? "BertBlock" : "GptBlock";
   // The input and the sum after attention are in the residual stream, 2 are inputs of column-parallel matrices. A
   // LayerNorm keeps two numbers per row, an RMSNorm one.
-  layer.kept = 2 * s.element * s.hidden / s.between + 2 * s.product * s.hidden / s.gathered + s.product * s.inside +
+  const int64_t gathered = conditions.fp8 ? 1 : s.gathered;
+  layer.kept = 2 * s.element * s.hidden / s.between + 2 * s.product * s.hidden / gathered + s.product * s.inside +
                (gated ? 2 : 4) * kFloat * s.rows / s.between;
   const bool shared = s.context > 1; // then attention keeps no scores
   const bool drops = shape.dropout > 0;
@@ -159,7 +170,10 @@ void block(Layer& layer, const models::TransformerShape& shape, const Conditions
   // gathered or summed.
   layer.working = s.element * s.hidden / s.between + (gated ? 2 : 1) * s.product * s.mlp + s.element * largest +
                   (s.tensor > 1 ? s.product * s.hidden : 0);
-  over_tensor_axis(layer, conditions, s, 4, 4, 2);
+  if (conditions.fp8) {
+    layer.working += working_of_fp8(conditions, s, largest);
+  }
+  over_tensor_axis(layer, conditions, s, 4, 4, conditions.fp8 ? 0 : 2);
   layer.tensor_passes_weights = s.tensor > 1 && conditions.sequence_parallel ? 2 : 0;
   over_context_axis(layer, conditions, s);
   if (shared) {
@@ -287,8 +301,15 @@ Model model_of(const std::vector<models::LayerShape>& parts, const models::Trans
       model.layers.back().name = part.name.substr(0, part.name.rfind('.') + 1) + std::to_string(i);
     }
   }
-  const int64_t logits = sizes.product * sizes.rows * sizes.vocabulary;
-  model.loss_kept = logits + kFloat * sizes.rows;
+  // Of a layer list, and in fp16, the loss has all logits, else those of a chunk (tensor::linear_cross_entropy()).
+  // Every rank cuts as the first does.
+  const int64_t most_columns = part_of(shape.vocab_size, 0, sizes.tensor);
+  const int64_t chunk = conditions.layer_list || conditions.fp16
+                            ? sizes.rows
+                            : fused::logit_chunk_rows(sizes.rows, sizes.product * most_columns);
+  const int64_t logits = sizes.product * chunk * sizes.vocabulary;
+  const bool sums_in_fp32 = chunk < sizes.rows && sizes.product < kFloat;
+  model.loss_kept = logits + kFloat * sizes.rows + (sums_in_fp32 ? kFloat * sizes.vocabulary * shape.hidden : 0);
   model.loss_tensor_bytes = sizes.tensor > 1 ? sizes.tensor * 2 * kFloat * sizes.rows : 0;
   model.loss_working = conditions.layer_list ? logits : 0;
   return model;

@@ -16,6 +16,40 @@ int64_t mapped(int64_t bytes) {
   return bytes + kAddressSpace;
 }
 
+// What a rank has on its GPU, largest first.
+std::string uses_on_device(const StageMemory& stage) {
+  std::vector<const Item*> items;
+  for (const Category category : kCategories) {
+    if (category != Category::data && category != Category::baseline && stage.item(category).bytes > 0) {
+      items.push_back(&stage.item(category));
+    }
+  }
+  std::stable_sort(items.begin(), items.end(), [](const Item* a, const Item* b) { return a->bytes > b->bytes; });
+  std::string text;
+  for (const Item* const item : items) {
+    text += concat(text.empty() ? "" : ", ", item->name, ' ', format_bytes(item->bytes));
+  }
+  if (const int64_t start = stage.start - stage.always_on_host(); start == stage.peak_on_device()) {
+    text += concat("; while it is built ", format_bytes(start));
+  }
+  std::replace(text.begin(), text.end(), '_', ' ');
+  return text;
+}
+
+void add_device(const std::vector<StageMemory>& stages, Need& need) {
+  for (const StageMemory& stage : stages) {
+    const int64_t least =
+        std::max(stage.model_states() + stage.item(Category::activations).bytes, stage.start - stage.always_on_host());
+    if (least > need.least_on_device) {
+      need.least_on_device = least;
+      need.on_device = uses_on_device(stage);
+    }
+    need.peak_on_device =
+        std::max(need.peak_on_device,
+                 kDeviceLibraries + static_cast<int64_t>(kDeviceGaps * static_cast<double>(stage.peak_on_device())));
+  }
+}
+
 } // namespace
 
 Need need_of(const std::vector<StageMemory>& stages, int64_t data_ranks) {
@@ -50,8 +84,13 @@ Need host_need_of(const std::vector<StageMemory>& stages, const std::vector<Stag
 
 Need need_of(const Run& run) {
   const StageLayouts layouts(run);
-  return run.on_device ? host_need_of(memory_of(layouts), moves_of(layouts), run.ranks_of_stage())
-                       : need_of(memory_of(layouts), run.ranks_of_stage());
+  const std::vector<StageMemory> stages = memory_of(layouts);
+  if (!run.on_device) {
+    return need_of(stages, run.ranks_of_stage());
+  }
+  Need need = host_need_of(stages, moves_of(layouts), run.ranks_of_stage());
+  add_device(stages, need);
+  return need;
 }
 
 std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t ranks) {
@@ -67,8 +106,16 @@ std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t 
   return "";
 }
 
+std::string why_too_large_on_device(const Need& need, const MemoryAtHand& memory) {
+  return exceeds(need.least_on_device, memory.device_bytes)
+             ? concat("a rank needs ", format_bytes(need.least_on_device), " of its GPU (", need.on_device,
+                      "), which has ", format_bytes(memory.device_bytes), " free")
+             : "";
+}
+
 bool fits(const Need& need, const MemoryAtHand& memory) {
-  return mapped(need.peak_of_a_rank) <= memory.process_bytes && need.peak_of_all <= memory.bytes;
+  return need.peak_on_device <= memory.device_bytes && mapped(need.peak_of_a_rank) <= memory.process_bytes &&
+         need.peak_of_all <= memory.bytes;
 }
 
 } // namespace trireme::estimate

@@ -1,6 +1,7 @@
 #include <trireme/shards/bucket/flat_parameters.h>
 
 #include <trireme/base/error.h>
+#include <trireme/device/move.h>
 #include <trireme/device/zero_pages.h>
 #include <trireme/shards/bucket/buffer_order.h>
 #include <trireme/shards/bucket/state_store.h>
@@ -46,7 +47,7 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   }
   const at::Tensor& first = parameters.front().second;
   for (const auto& [name, parameter] : parameters) {
-    if (parameter.scalar_type() != first.scalar_type() || parameter.device() != first.device()) {
+    if (parameter.scalar_type() != first.scalar_type() || (!options_.device && parameter.device() != first.device())) {
       throw Error("bucket",
                   concat("parameter ", name, " is ", parameter.scalar_type(), " on ", parameter.device(), " but ",
                          parameters.front().first, " is ", first.scalar_type(), " on ", first.device()));
@@ -89,6 +90,9 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   for (int64_t i = 0; i < count(); ++i) {
     at::Tensor data = view(flat_data_, i);
     data.copy_(parameters_[i].detach());
+    if (parameters_[i].device() != data.device()) {
+      device::replace_data(parameters_[i], data);
+    }
     parameters_[i].set_data(data);
     if (has_grad(i)) {
       attach_grad(i);
@@ -107,7 +111,7 @@ void FlatParameters::allocate_gradients() {
   if (options_.shard_gradients) {
     clear_grads();
     grad_shards_ = std::make_unique<GradientShards>(layout_, plan_, gradient_type_, allocate_, pool_,
-                                                    options_.gradient_store, parameters_.front().device());
+                                                    options_.gradient_store, options_.device.value_or(device()));
     return;
   }
   flat_grad_ = zeros_of(allocate_, layout_.numel(), gradient_type_);

@@ -23,6 +23,9 @@ struct FlatOptions {
   int size = 1;
   /// Another rank has the same shards, and that rank counts them in the norm and saves them.
   bool is_repeated = false;
+  /// Where the flat buffers are; absent: where the parameters are. Parameters of another device are copied there one by
+  /// one; not with sharded parameters.
+  std::optional<at::Device> device = std::nullopt;
   /// Each rank keeps only its shard of the gradients.
   bool shard_gradients = false;
   /// Each rank keeps only its shard of the parameters of units.

@@ -7,8 +7,9 @@
 namespace trireme::bucket {
 namespace {
 
-bool same_kind(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.device() == b.device() && a.requires_grad() == b.requires_grad();
+bool same_kind(const at::Tensor& a, const at::Tensor& b, bool one_device) {
+  return a.scalar_type() == b.scalar_type() && (one_device || a.device() == b.device()) &&
+         a.requires_grad() == b.requires_grad();
 }
 
 } // namespace
@@ -24,7 +25,8 @@ FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options
   for (size_t i = 0; i < parameters.size(); ++i) {
     const bool alone = flat_options.alone && flat_options.alone(parameters[i].second);
     const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) {
-      return !alone && !kind.alone && same_kind(kind.parameters.front().second, parameters[i].second);
+      return !alone && !kind.alone &&
+             same_kind(kind.parameters.front().second, parameters[i].second, flat_options.device.has_value());
     });
     Kind& kind = same == kinds.end() ? kinds.emplace_back(Kind{alone, {}, {}}) : *same;
     kind.parameters.push_back(parameters[i]);
@@ -33,7 +35,7 @@ FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options
   std::stable_partition(kinds.begin(), kinds.end(), [](const Kind& kind) { return !kind.alone; });
   FlatBuffers buffers;
   for (Kind& kind : kinds) {
-    const at::Device device = kind.parameters.front().second.device();
+    const at::Device device = flat_options.device.value_or(kind.parameters.front().second.device());
     const Allocate on_device = [allocate, device](int64_t numel, at::ScalarType type) {
       return allocate(numel, type, device);
     };

@@ -39,10 +39,16 @@ class GradientSync : public GradientExchange {
   /// True if the step after step number `steps` is local to each rank.
   bool steps_locally_after(int64_t steps) const;
   bool replicas_are_equal() const { return local_steps() == nullptr || local_steps()->steps_until_equal() == 0; }
+  /// True if nothing of the sync needs to know at the end of the present step whether it is taken.
+  bool may_end_unknown() { return &agreement() == &sums_ && !step_exchange().end_step_differs(); }
 
  private:
+  class NoExchange final : public StepExchange {
+    bool end_step_differs() const override { return false; }
+  };
+
   StepAgreement sums_;
-  StepExchange nothing_to_exchange_;
+  NoExchange nothing_to_exchange_;
   SyncState nothing_to_save_;
   comm::Group one_;
 };

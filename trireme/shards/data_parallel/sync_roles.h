@@ -115,6 +115,9 @@ class StepExchange {
   /// Ends a step, taken or skipped. When it returns, parameters are ready for the next forward. Returns true if it
   /// changed parameters, so that masters must be updated.
   virtual bool end_step(bool /*taken*/) { return false; }
+  /// False: end_step() does the same for both. On a GPU the host then calls end_step(true) for each step whose kernels
+  /// it has launched, and learns a step later whether they changed anything.
+  virtual bool end_step_differs() const { return true; }
   /// Waits for all transfers of parameters. Called before parameters are loaded.
   virtual void finish() {}
   /// Seconds spent waiting for parameters so far.

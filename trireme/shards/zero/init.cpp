@@ -1,7 +1,6 @@
 #include <trireme/shards/zero/init.h>
 
 #include <trireme/base/error.h>
-#include <trireme/device/choose.h>
 
 #include <utility>
 
@@ -13,7 +12,7 @@ thread_local const Init* the_active = nullptr;
 } // namespace
 
 Init::Init(const comm::World& world, precision::Type type, std::optional<c10::Device> device)
-    : Init(world.group(), type, device ? *device : device::choose("auto", world.local_rank(), world.local_size())) {}
+    : Init(world.group(), type, device ? *device : world.device()) {}
 
 Init::Init(comm::Group group, precision::Type type, c10::Device device, std::shared_ptr<bucket::StateStore> store)
     : group_(std::move(group)), type_(type), device_(device), store_(std::move(store)) {

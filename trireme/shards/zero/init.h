@@ -24,7 +24,7 @@ class Init {
   /// All ranks of the world are data-parallel. `type`: converts the parameters too, as the
   /// configuration will ask for ("bf16": {"enabled": true}). `device`: where the engine will
   /// train; each module is moved there as it is built. Default: as InitializeOptions::device,
-  /// which is device::choose("auto"). Errors: Error if an Init exists already; those of
+  /// which is World::device(). Errors: Error if an Init exists already; those of
   /// device::choose().
   explicit Init(const comm::World& world, precision::Type type = precision::Type::fp32,
                 std::optional<c10::Device> device = std::nullopt);

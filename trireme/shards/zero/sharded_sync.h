@@ -31,6 +31,7 @@ class ShardedSync final : public parallel::AllReduceSync, public parallel::StepE
   parallel::StepExchange& step_exchange() override { return *this; }
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
   bool end_step(bool taken) override;
+  bool end_step_differs() const override { return false; }
   void finish() override;
   double exposed_seconds() const override { return exposed_; }
 
