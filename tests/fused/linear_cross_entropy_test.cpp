@@ -1,18 +1,16 @@
 // The last layer and its loss in chunks of rows: the loss and gradients of all logits at once, without their memory.
 #include <trireme/fused/linear_cross_entropy.h>
 
+#include <tests/support/peak_bytes.h>
 #include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
 
 #include <ATen/autocast_mode.h>
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gmock/gmock.h>
 #include <torch/autograd.h>
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <map>
 
 namespace trireme::fused {
 namespace {
@@ -94,35 +92,6 @@ TEST(LinearCrossEntropyTest, GradientsOfABf16WeightAreAddedInFp32) {
   EXPECT_LT(error(4), 1.5 * error(256));
 }
 
-/// Most bytes of tensors at a time since it was made.
-class PeakBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void* memory, int64_t size, size_t, size_t, c10::Device) override {
-    if (size > 0) {
-      sizes_[memory] = size;
-      now_ += size;
-    } else if (const auto found = sizes_.find(memory); found != sizes_.end()) { // not what was there before
-      now_ -= found->second;
-      sizes_.erase(found);
-    }
-    peak_ = std::max(peak_, now_);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t peak() const { return peak_; }
-
- private:
-  std::map<void*, int64_t> sizes_;
-  int64_t now_ = 0, peak_ = 0;
-};
-
-template <class F>
-int64_t peak_of(const F& f) {
-  const auto bytes = std::make_shared<PeakBytes>();
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);
-  f();
-  return bytes->peak();
-}
-
 TEST(LinearCrossEntropyTest, OnlyTheLogitsOfAChunkExist) {
   constexpr int64_t kRows = 2048, kHidden = 8, kClasses = 3000, kFloats = 4;
   const Head head = make_head(kRows, kHidden, kClasses, at::kFloat);
@@ -130,8 +99,8 @@ TEST(LinearCrossEntropyTest, OnlyTheLogitsOfAChunkExist) {
   const LogitCut cut = cut_logits(kRows, kClasses, at::kFloat, at::kCPU, most_bytes);
   EXPECT_EQ(cut.rows, 128);
   const int64_t others = 4 * (kRows + kClasses) * kHidden * kFloats + 16 * kRows * kFloats; // parameters, gradients
-  EXPECT_GE(peak_of([&] { at_once(head, at::Reduction::Mean); }), logits);
-  const int64_t peak = peak_of([&] { in_chunks(head, true, cut); });
+  EXPECT_GE(test::peak_of([&] { at_once(head, at::Reduction::Mean); }), logits);
+  const int64_t peak = test::peak_of([&] { in_chunks(head, true, cut); });
   EXPECT_GE(peak, most_bytes);
   EXPECT_LE(peak, most_bytes + others);
 }

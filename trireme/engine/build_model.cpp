@@ -117,6 +117,9 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
   parts.model.loss_function = [&parts, &state](const data::Batch& batch) {
     const int64_t count = state.micro_steps * parts.ranks.group.size() +
                           parts.ranks.group.rank(); // context ranks have other tokens and draw other numbers
+    if (at::GradMode::is_enabled()) {
+      return LossAndLogits(parts.model.layers->forward_to_loss(0, batch.inputs, count, batch.targets));
+    }
     const pipeline::Tensors outputs = parts.model.layers->forward_chunk(0, batch.inputs, count);
     return LossAndLogits(parts.model.layers->loss(outputs, batch.targets), parts.model.layers->logits(outputs));
   };

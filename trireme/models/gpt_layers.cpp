@@ -22,8 +22,7 @@ pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& rank
                          std::make_shared<const ModelValues>(gpt_values(options)));
 }
 
-std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> gpt_loss(const GptOptions& options,
-                                                                                       const ModelRanks& ranks) {
+pipeline::Loss gpt_loss(const GptOptions& options, const ModelRanks& ranks) {
   return language_loss(options.vocab_size, ranks);
 }
 

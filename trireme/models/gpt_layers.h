@@ -17,7 +17,6 @@ namespace trireme::models {
 pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks = {});
 
 /// token_loss() for the outputs of gpt_layers() among these ranks.
-std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> gpt_loss(
-    const GptOptions& options, const ModelRanks& ranks);
+pipeline::Loss gpt_loss(const GptOptions& options, const ModelRanks& ranks);
 
 } // namespace trireme::models

@@ -6,6 +6,13 @@
 
 namespace trireme::models {
 
+/// The loss of the logits that this layer makes of x: in chunks (head_loss()) where they are many, unless the layer has
+/// adapters or multiplies in FP8. The arguments are head_loss()'s.
+at::Tensor last_layer_loss(tensor::VocabParallelEmbeddingImpl& tied, const at::Tensor& x_BTH,
+                           const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks);
+at::Tensor last_layer_loss(tensor::ColumnParallelLinearImpl& linear, const at::Tensor& x_BTH,
+                           const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks);
+
 /// The last layer of a language model: `linear`, or if that is empty the token embedding, tied.
 struct LanguageHead {
   zero::Sharded<tensor::VocabParallelEmbedding>& embedding;
@@ -15,8 +22,7 @@ struct LanguageHead {
 
   /// The logits of this rank's part of the vocabulary.
   at::Tensor logits(const at::Tensor& x_BTH) const;
-  /// split_token_loss() of these logits; in chunks (head_loss()) where they are many, unless the layer has adapters or
-  /// multiplies in FP8.
+  /// last_layer_loss().
   at::Tensor loss(const at::Tensor& x_BTH, const at::Tensor& targets_BT) const;
 };
 

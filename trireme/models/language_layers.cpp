@@ -2,6 +2,7 @@
 
 #include <trireme/fused/fused.h>
 #include <trireme/models/documents.h>
+#include <trireme/models/language_head.h>
 #include <trireme/parallel/tensor/layers.h>
 
 namespace trireme::models {
@@ -53,14 +54,20 @@ at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors&
   return fused::cross_entropy(logits.reshape({-1, logits.size(-1)}), targets.at(0).reshape({-1}), at::Reduction::Mean);
 }
 
-std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> language_loss(int64_t vocabulary,
-                                                                                            const ModelRanks& ranks) {
-  if (ranks.tensor.alone() && !ranks.shares_tokens()) {
-    return token_loss;
-  }
-  return [vocabulary, ranks](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+pipeline::Loss language_loss(int64_t vocabulary, const ModelRanks& ranks) {
+  const auto of_outputs = [vocabulary, ranks](const Tensors& outputs, const Tensors& targets) {
     return split_token_loss(outputs.at(0), targets.at(0), vocabulary, ranks);
   };
+  return {of_outputs, [vocabulary, ranks](const std::shared_ptr<torch::nn::Module>& module, const Tensors& inputs,
+                                          const Tensors& targets) {
+            if (auto* const tied = dynamic_cast<tensor::VocabParallelEmbeddingImpl*>(module.get())) {
+              return last_layer_loss(*tied, inputs.at(0), targets.at(0), vocabulary, ranks);
+            }
+            if (auto* const linear = dynamic_cast<tensor::ColumnParallelLinearImpl*>(module.get())) {
+              return last_layer_loss(*linear, inputs.at(0), targets.at(0), vocabulary, ranks);
+            }
+            return at::Tensor();
+          }};
 }
 
 } // namespace trireme::models

@@ -51,8 +51,7 @@ pipeline::LayerList language_layers(const LanguageOptions& options, const ModelR
   return llama != nullptr ? llama_layers(*llama, ranks) : gpt_layers(std::get<GptOptions>(options), ranks);
 }
 
-std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> language_loss(
-    const LanguageOptions& options, const ModelRanks& ranks) {
+pipeline::Loss language_loss(const LanguageOptions& options, const ModelRanks& ranks) {
   const auto* const llama = std::get_if<LlamaOptions>(&options);
   return llama != nullptr ? llama_loss(*llama, ranks) : gpt_loss(std::get<GptOptions>(options), ranks);
 }

@@ -55,7 +55,6 @@ class LanguageModel {
 
 /// The same as a list of layers, with the loss of its outputs among these ranks.
 pipeline::LayerList language_layers(const LanguageOptions& options, const ModelRanks& ranks = {});
-std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> language_loss(
-    const LanguageOptions& options, const ModelRanks& ranks);
+pipeline::Loss language_loss(const LanguageOptions& options, const ModelRanks& ranks);
 
 } // namespace trireme::models

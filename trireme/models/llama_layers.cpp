@@ -19,8 +19,7 @@ pipeline::LayerList llama_layers(const LlamaOptions& options, const ModelRanks& 
       std::make_shared<const ModelValues>(llama_values(options)));
 }
 
-std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> llama_loss(const LlamaOptions& options,
-                                                                                         const ModelRanks& ranks) {
+pipeline::Loss llama_loss(const LlamaOptions& options, const ModelRanks& ranks) {
   return language_loss(options.vocab_size, ranks);
 }
 

@@ -15,7 +15,6 @@ namespace trireme::models {
 pipeline::LayerList llama_layers(const LlamaOptions& options, const ModelRanks& ranks = {});
 
 /// Mean cross-entropy in nats per token of the outputs of llama_layers() among these ranks against targets [B, T].
-std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> llama_loss(
-    const LlamaOptions& options, const ModelRanks& ranks);
+pipeline::Loss llama_loss(const LlamaOptions& options, const ModelRanks& ranks);
 
 } // namespace trireme::models

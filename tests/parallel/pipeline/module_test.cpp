@@ -176,6 +176,48 @@ TEST(PipelineModuleTest, RecomputationInOneProcessGivesTheSameGradients) {
   }
 }
 
+// The last layer and the loss in one are the loss of its outputs, also where layers are recomputed.
+TEST(PipelineModuleTest, ALossMayReplaceTheLastLayer) {
+  const Tensors inputs{torch::ones({5, 4})}, targets{torch::full({5, 2}, 0.5)};
+  const auto of_outputs = [](const Tensors& outputs, const Tensors& wanted) {
+    return (outputs.at(0) - wanted.at(0)).square().mean();
+  };
+  int in_one = 0;
+  const auto with_last_layer = [&](const std::shared_ptr<nn::Module>& module, const Tensors& x, const Tensors& wanted) {
+    auto* const last = dynamic_cast<nn::LinearImpl*>(module.get());
+    ++in_one;
+    return last == nullptr ? at::Tensor()
+                           : (at::linear(x.at(0), last->weight, last->bias) - wanted.at(0)).square().mean();
+  };
+  for (const bool ends_in_linear : {true, false}) {
+    const auto step = [&](const Loss& loss, int64_t interval) {
+      PipelineOptions options;
+      options.activation_checkpoint_interval = interval;
+      const Layer last = ends_in_linear ? Layer(LayerSpec<nn::Linear>(6, 2)) : Layer(nn::Flatten());
+      torch::manual_seed(9);
+      PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, ends_in_linear ? 6 : 2), nn::Tanh(), last}, loss,
+                           options);
+      model.build();
+      Tensors all{model.forward_to_loss(0, inputs, 0, targets)};
+      all[0].backward();
+      for (const at::Tensor& parameter : model.parameters()) {
+        all.push_back(parameter.grad());
+      }
+      return all;
+    };
+    const Tensors expected = step(of_outputs, 0);
+    for (const int64_t interval : {0, 1, 2, 3}) {
+      in_one = 0;
+      const Tensors found = step(Loss(of_outputs, with_last_layer), interval);
+      EXPECT_EQ(in_one, interval == 0 ? 1 : 2);
+      ASSERT_EQ(found.size(), expected.size());
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(found[i].equal(expected[i])) << "interval " << interval << ", tensor " << i;
+      }
+    }
+  }
+}
+
 // A layer draws what no other layer draws, nor itself in another micro-batch, whatever the seed.
 TEST(PipelineModuleTest, SeededLayersDrawNothingTwice) {
   PipelineOptions options;

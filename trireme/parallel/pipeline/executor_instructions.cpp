@@ -110,7 +110,13 @@ void Executor::forward(const Instruction& instruction) {
   const int64_t count = (first_micro_batch_ + instruction.micro_batch) * replicas_ + replica_;
   const Note note("forward of micro-batch", instruction.micro_batch);
   const fault::Effect effect = training_ ? fault::at(fault::Phase::forward) : fault::Effect::none;
-  Tensors outputs = model_.forward_chunk(instruction.chunk, arrive(flight.inputs), count);
+  if (is_last(instruction.chunk)) {
+    check_fingerprint(instruction, flight);
+  }
+  Tensors outputs = training_ && is_last(instruction.chunk)
+                        ? Tensors{model_.forward_to_loss(instruction.chunk, arrive(flight.inputs), count,
+                                                         batches_.at(instruction.micro_batch).targets)}
+                        : model_.forward_chunk(instruction.chunk, arrive(flight.inputs), count);
   spoil(outputs, effect);
   finish_forward(instruction, flight, outputs);
   int in_flight = 0;
@@ -133,15 +139,14 @@ void Executor::keep_graph(InFlight& flight, const Tensors& outputs) {
   }
 }
 
+// `outputs`: of the last stage in training, the loss.
 void Executor::finish_forward(const Instruction& instruction, InFlight& flight, const Tensors& outputs) {
   if (is_last(instruction.chunk)) {
     const data::Batch& batch = batches_.at(instruction.micro_batch);
-    check_fingerprint(instruction, flight);
     if (!training_) {
       (*visit_)(outputs, batch);
     } else {
-      const at::Tensor mean = model_.loss(outputs, batch.targets);
-      const at::Tensor loss = batch.loss_weight == 1 ? mean : mean * batch.loss_weight;
+      const at::Tensor loss = batch.loss_weight == 1 ? outputs[0] : outputs[0] * batch.loss_weight;
       device::add_scalar(loss_sum_, loss);
       keep_graph(flight, {loss});
       flight.grads = {

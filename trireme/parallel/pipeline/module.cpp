@@ -121,7 +121,8 @@ std::vector<std::shared_ptr<torch::nn::Module>> PipelineModule::layer_modules() 
   return modules;
 }
 
-Tensors PipelineModule::call(const OwnLayer& part, const Tensors& inputs, int64_t micro_batch) const {
+Tensors PipelineModule::call(const OwnLayer& part, const Tensors& inputs, int64_t micro_batch,
+                             const Tensors* targets) const {
   const Note note("layer", part.index, part.type);
   if (options_.seed_layers) {
     torch::manual_seed(seed_of(options_.base_seed, micro_batch, part.index));
@@ -134,7 +135,14 @@ Tensors PipelineModule::call(const OwnLayer& part, const Tensors& inputs, int64_
     if (hooks_.before && part.built.module) {
       hooks_.before(*part.built.module);
     }
-    outputs = part.built.forward(inputs);
+    at::Tensor loss;
+    if (targets != nullptr) {
+      loss = loss_.with_last_layer()(part.built.module, inputs, *targets);
+    }
+    outputs = loss.defined() ? Tensors{loss} : part.built.forward(inputs);
+    if (targets != nullptr && !loss.defined()) {
+      outputs = {loss_(outputs, *targets)};
+    }
     if (hooks_.after && part.built.module) {
       hooks_.after(*part.built.module, outputs);
     }
@@ -157,19 +165,34 @@ Tensors PipelineModule::call(const OwnLayer& part, const Tensors& inputs, int64_
 }
 
 Tensors PipelineModule::run(const std::vector<OwnLayer>& chunk, size_t first, size_t last, Tensors tensors,
-                            int64_t micro_batch) const {
+                            int64_t micro_batch, const std::optional<Tensors>& targets) const {
   for (size_t i = first; i < last; ++i) {
-    tensors = call(chunk[i], tensors, micro_batch);
+    tensors = call(chunk[i], tensors, micro_batch, targets && i + 1 == chunk.size() ? &*targets : nullptr);
   }
   return tensors;
 }
 
-Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t micro_batch) {
+Tensors PipelineModule::forward_chunk(int chunk, const Tensors& inputs, int64_t micro_batch) {
+  return run_chunk(chunk, inputs, micro_batch, std::nullopt);
+}
+
+at::Tensor PipelineModule::forward_to_loss(int chunk, const Tensors& inputs, int64_t micro_batch,
+                                           const Tensors& targets) {
+  if (!loss_.with_last_layer()) {
+    return loss(forward_chunk(chunk, inputs, micro_batch), targets);
+  }
+  const at::Tensor value = run_chunk(chunk, inputs, micro_batch, targets).front();
+  check_loss(value);
+  return value;
+}
+
+Tensors PipelineModule::run_chunk(int index, const Tensors& inputs, int64_t micro_batch,
+                                  const std::optional<Tensors>& targets) {
   const std::shared_ptr<void> guard = hooks_.around ? hooks_.around() : nullptr;
   const std::vector<OwnLayer>& chunk = chunks_[index];
   const auto recomputed = static_cast<size_t>(options_.activation_checkpoint_interval);
   if ((recomputed == 0 && !activations::active()) || !at::GradMode::is_enabled()) {
-    return run(chunk, 0, chunk.size(), inputs, micro_batch);
+    return run(chunk, 0, chunk.size(), inputs, micro_batch, targets);
   }
   const size_t interval = std::max<size_t>(1, recomputed);
   Tensors tensors = inputs;
@@ -187,7 +210,9 @@ Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t 
     }
     tensors = activations::run(
         part,
-        [&chunk, this, first, last, micro_batch](const Tensors& x) { return run(chunk, first, last, x, micro_batch); },
+        [&chunk, this, first, last, micro_batch, targets](const Tensors& x) {
+          return run(chunk, first, last, x, micro_batch, targets);
+        },
         tensors);
   }
   return tensors;
@@ -221,11 +246,15 @@ at::Tensor PipelineModule::loss(const Tensors& outputs, const Tensors& targets) 
   }
   const std::shared_ptr<void> guard = hooks_.around ? hooks_.around() : nullptr;
   const at::Tensor value = loss_ ? loss_(outputs, targets) : outputs[0];
+  check_loss(value);
+  return value;
+}
+
+void PipelineModule::check_loss(const at::Tensor& value) {
   if (!value.defined() || value.numel() != 1) {
     throw InputError("pipeline", "the loss function did not return one number",
                      "Return the mean over the samples as a 0-dim tensor.");
   }
-  return value;
 }
 
 Tensors PipelineModule::logits(const Tensors& outputs) const {

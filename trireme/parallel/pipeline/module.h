@@ -2,6 +2,7 @@
 
 #include <trireme/comm/group.h>
 #include <trireme/parallel/pipeline/layer.h>
+#include <trireme/parallel/pipeline/loss.h>
 #include <trireme/parallel/pipeline/options.h>
 #include <trireme/parallel/pipeline/partition.h>
 #include <trireme/parallel/pipeline/profile.h>
@@ -57,8 +58,7 @@ struct LayerHooks {
 /// DeepSpeed's PipelineModule.
 class PipelineModule : public torch::nn::Module {
  public:
-  /// Loss of the last layer's outputs: a 0-dim tensor, the mean over the samples.
-  using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
+  using Loss = pipeline::Loss;
 
   /// Without a loss, the last layer's first output is the loss; only evaluations that return logits use its other
   /// outputs.
@@ -87,6 +87,8 @@ class PipelineModule : public torch::nn::Module {
   /// Runs one chunk of this stage. `micro_batch` counts all micro-batches of this replica; seed_layers uses it.
   Tensors forward_chunk(int chunk, const Tensors& inputs, int64_t micro_batch);
   at::Tensor loss(const Tensors& outputs, const Tensors& targets) const;
+  /// Runs the last chunk and the loss: in one, if the loss has such a form (Loss::with_last_layer()).
+  at::Tensor forward_to_loss(int chunk, const Tensors& inputs, int64_t micro_batch, const Tensors& targets);
   /// The last layer's outputs, without the loss if it is one of them.
   Tensors logits(const Tensors& outputs) const;
 
@@ -134,9 +136,12 @@ class PipelineModule : public torch::nn::Module {
   void register_tensors(const std::string& prefix, const torch::nn::Module& module);
   void add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module);
   std::string name_of(int64_t layer) const;
-  Tensors run(const std::vector<OwnLayer>& chunk, size_t first, size_t last, Tensors tensors,
-              int64_t micro_batch) const;
-  Tensors call(const OwnLayer& part, const Tensors& inputs, int64_t micro_batch) const;
+  // With `targets` the chunk's last layer returns the loss.
+  Tensors run_chunk(int index, const Tensors& inputs, int64_t micro_batch, const std::optional<Tensors>& targets);
+  Tensors run(const std::vector<OwnLayer>& chunk, size_t first, size_t last, Tensors tensors, int64_t micro_batch,
+              const std::optional<Tensors>& targets) const;
+  Tensors call(const OwnLayer& part, const Tensors& inputs, int64_t micro_batch, const Tensors* targets) const;
+  static void check_loss(const at::Tensor& value);
 
   LayerList layers_;
   Loss loss_;

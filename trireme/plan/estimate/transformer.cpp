@@ -288,9 +288,10 @@ Layer layer_of(const models::LayerShape& part, const models::TransformerShape& s
 
 namespace {
 
-// `parts`: the layers of the model; without adapters with at most one block.
+// `parts`: the layers of the model; without adapters with at most one block. `cuts_logits`: the loss has the logits of
+// a chunk of rows at a time (tensor::linear_cross_entropy()), and not all of them.
 Model model_of(const std::vector<models::LayerShape>& parts, const models::TransformerShape& shape,
-               const Conditions& conditions) {
+               const Conditions& conditions, bool cuts_logits) {
   const Sizes sizes(shape, conditions);
   Model model;
   for (const models::LayerShape& part : parts) {
@@ -301,17 +302,13 @@ Model model_of(const std::vector<models::LayerShape>& parts, const models::Trans
       model.layers.back().name = part.name.substr(0, part.name.rfind('.') + 1) + std::to_string(i);
     }
   }
-  // Of a layer list, and in fp16, the loss has all logits, else those of a chunk (tensor::linear_cross_entropy()).
-  // Every rank cuts as the first does.
-  const int64_t most_columns = part_of(shape.vocab_size, 0, sizes.tensor);
-  const int64_t chunk = conditions.layer_list || conditions.fp16
-                            ? sizes.rows
-                            : fused::logit_chunk_rows(sizes.rows, sizes.product * most_columns);
+  const int64_t most_columns = part_of(shape.vocab_size, 0, sizes.tensor); // every rank cuts as the first does
+  const int64_t chunk = cuts_logits ? fused::logit_chunk_rows(sizes.rows, sizes.product * most_columns) : sizes.rows;
   const int64_t logits = sizes.product * chunk * sizes.vocabulary;
   const bool sums_in_fp32 = chunk < sizes.rows && sizes.product < kFloat;
   model.loss_kept = logits + kFloat * sizes.rows + (sums_in_fp32 ? kFloat * sizes.vocabulary * shape.hidden : 0);
   model.loss_tensor_bytes = sizes.tensor > 1 ? sizes.tensor * 2 * kFloat * sizes.rows : 0;
-  model.loss_working = conditions.layer_list ? logits : 0;
+  model.loss_working = conditions.layer_list && !cuts_logits ? logits : 0;
   return model;
 }
 
@@ -320,7 +317,7 @@ Model model_of(const std::vector<models::LayerShape>& parts, const models::Trans
 Model transformer(const models::TransformerShape& shape, const Conditions& conditions) {
   models::TransformerShape one = shape;
   one.layers = shape.lora.on() ? shape.layers : std::min<int64_t>(shape.layers, 1);
-  return model_of(models::layer_shapes(one), shape, conditions);
+  return model_of(models::layer_shapes(one), shape, conditions, /*cuts_logits=*/!conditions.fp16);
 }
 
 Model bert(const models::BertOptions& options, int64_t tokens, const Conditions& conditions) {
@@ -328,7 +325,7 @@ Model bert(const models::BertOptions& options, int64_t tokens, const Conditions&
   shape.sequence_length = tokens;
   models::BertOptions one = options;
   one.layers = options.lora.on() ? options.layers : std::min<int64_t>(options.layers, 1);
-  Model model = model_of(models::bert_layer_shapes(one), shape, conditions);
+  Model model = model_of(models::bert_layer_shapes(one), shape, conditions, /*cuts_logits=*/false);
   if (options.head == models::BertOptions::Head::classes) {
     model.loss_kept = bytes_of(conditions.type) * conditions.samples * options.classes;
     model.loss_working = model.loss_tensor_bytes = 0;
