@@ -311,6 +311,7 @@ TEST_P(LateRanksTest, AStoppedRankIsNotWaitedFor) {
     world.group().all_reduce(ones).wait();
     if (world.rank() == 1) {
       *stopped = getpid();
+      std::this_thread::sleep_for(seconds(2)); // its thread has said which process it is
       raise(SIGSTOP);
     }
     EXPECT_THAT(peer_error([&] { world.group().all_reduce(ones).wait(); }), HasSubstr("rank 1"));
