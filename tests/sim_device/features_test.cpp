@@ -160,6 +160,44 @@ TEST(SimDeviceFeatures, ParametersThatAreNotUsed) {
   }
 }
 
+// All layers are used in the first steps, then one rank lacks a layer, then each rank lacks another one, then all lack
+// the same.
+TEST(SimDeviceFeatures, ParametersThatCeaseToBeUsed) {
+  for (const int stage : {0, 1, 2}) {
+    on_both(2, [stage](comm::World& world, at::Device device) {
+      Branches model;
+      bool sometimes = true, never = true;
+      InitializeOptions options;
+      options.device = device;
+      options.config = zero_config(stage, 1);
+      options.config.data_parallel.bucket_bytes = 200;
+      options.config.data_parallel.first_bucket_bytes = 200;
+      options.model = model.ptr();
+      options.loss = [&, model](const data::Batch& batch) mutable {
+        at::Tensor y = model->always->forward(batch.input());
+        y = sometimes ? y + model->sometimes->forward(batch.input()) : y;
+        return (never ? y + model->never->forward(batch.input()) : y).square().mean();
+      };
+      const auto engine = engine_of(world, options);
+      Seen seen;
+      for (int i = 0; i < 10; ++i) {
+        const int phase = i < 3 ? 0 : i < 5 ? 1 : i < 7 ? 2 : 3;
+        sometimes = phase == 0 || (phase < 3 && world.rank() == 0);
+        never = phase < 2 || phase == 3 || world.rank() == 1;
+        step(*engine, [&] {
+          engine->train_batch([&] {
+            const at::Tensor x = torch::linspace(-1, 1, 48).reshape({8, 6}) * (1 + 0.1 * i + 0.2 * world.rank());
+            return data::Batch{{x}, {x}, 8};
+          });
+        });
+        add_step(seen, *engine);
+      }
+      add_weights(seen, *engine);
+      return seen;
+    });
+  }
+}
+
 TEST(SimDeviceFeatures, ParametersThatOneRankChanges) {
   for (const int stage : {0, 2, 3}) {
     on_both(3, [stage](comm::World& world, at::Device device) {
@@ -214,10 +252,28 @@ TEST(SimDeviceFeatures, RanksStopTogether) {
           add_step(seen, *engine);
         }
       }
-      EXPECT_EQ(engine->global_steps(), device.is_cpu() ? 5 : 3);
+      EXPECT_EQ(engine->global_steps(), device.is_cpu() ? 5 : 4)
+          << "the hosts read the third step's sums in the fourth";
       return seen;
     });
   }
+}
+
+// A save between two steps settles the last one, on all ranks.
+TEST(SimDeviceFeatures, RanksThatWaitForAStepStopAfterIt) {
+  on_both(2, [](comm::World& world, at::Device device) {
+    const Preemption preemption;
+    const auto engine = engine_of(world, options_of({.name = ""}, device));
+    Seen seen = train(*engine, 2);
+    if (world.rank() == 1 && !device.is_cpu()) {
+      Preemption::ask();
+    }
+    engine->train_batch();
+    EXPECT_FALSE(engine->stop_agreed());
+    engine->finish_delayed_update();
+    EXPECT_EQ(engine->stop_agreed(), !device.is_cpu());
+    return seen;
+  });
 }
 
 // Each rank has one of two experts, of which only the ranks that have it add up the gradients.

@@ -4,12 +4,16 @@
 
 #include <tests/engine/small_run.h>
 
+#include <trireme/comm/recorder.h>
+
 #include <cstdio>
 
 namespace trireme::engine {
 namespace {
 
 using precision::Type;
+
+constexpr const char* kStepSums = "loss, gradient norm, stop and unused parameters";
 
 struct SteadyCase {
   std::string name;
@@ -102,6 +106,36 @@ std::vector<SteadyCase> steady_cases() {
     all.push_back({concat(name, "_fp16"), stage, Type::fp16, 77, 94});
   }
   return all;
+}
+
+// All that ranks agree on in a step goes along with its loss and norm, on the device.
+TEST_P(SimDeviceSteadyStep, HostsOfTwoRanksSendNothing) {
+  const SteadyCase& one = GetParam();
+  test::on_ranks(2, [&](comm::World& world) {
+    start_steady();
+    InitializeOptions options = steady_options(one, 2);
+    const auto engine = initialize(world, options).engine;
+    for (int step = 0; step < 4; ++step) {
+      engine->train_batch();
+    }
+    for (int step = 0; step < 3; ++step) {
+      const uint64_t before = comm::Recorder::process().records().size();
+      sim::reset_host_synchronisations();
+      engine->train_batch();
+      const std::vector<comm::Record> records = comm::Recorder::process().records();
+      ASSERT_LT(records.size(), comm::Recorder::kCapacity);
+      int sums = 0;
+      for (size_t i = before; i < records.size(); ++i) {
+        const std::string& what = records[i].what;
+        sums += what == kStepSums ? 1 : 0;
+        EXPECT_THAT(what, testing::AnyOf(kStepSums, testing::StartsWith("gradients, bucket"),
+                                         testing::StartsWith("parameters")));
+      }
+      EXPECT_EQ(sums, 1);
+    }
+    EXPECT_EQ(engine->skipped_steps(), 0);
+    EXPECT_THAT(sim::problems(), testing::IsEmpty());
+  });
 }
 
 // A device so slow that no event is ready when it is asked for: the host has to wait, but only where it is a step

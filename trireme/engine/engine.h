@@ -146,8 +146,8 @@ class Engine {
   int64_t skipped_steps() const;
   int64_t global_samples() const;
   /// Whether some rank had been asked to stop (see Preemption) before the last backward of the step. The answer is the
-  /// same on every rank, so all can save and exit after the same step. It is sent with the loss, in one small message
-  /// that backward hides.
+  /// same on every rank, so all can save and exit after the same step. It is sent with the loss. On a GPU it is that of
+  /// the step before, unless something has waited for the last one (a save, an evaluation).
   bool stop_agreed() const;
   /// Learning rate of the last step; a parameter group's is this times its lr_factor.
   double get_lr() const;

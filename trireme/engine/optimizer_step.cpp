@@ -65,8 +65,17 @@ void OptimizerStep::send_loss(const at::Tensor& sum) {
   } else {
     loss_ = sum.defined() ? device::scalar_on(device, sum)
                           : torch::zeros({}, at::TensorOptions(torch::kFloat64).device(device));
-    send_to_ranks(0); // the hosts exchange the rest
+    if (hosts_send()) {
+      send_to_ranks(0); // and loss and norm are summed on the device
+    }
   }
+}
+
+// On a GPU the hosts exchange something in every step only where its first kernels depend on it: which experts a group
+// of ranks has used, and a fixed loss scale that a loss in fp16 lowers. The same on all ranks.
+bool OptimizerStep::hosts_send() const {
+  return !loss_.defined() || parts_.agreement.several_reduce_groups ||
+         (parts_.settings.precision.scales_loss() && !state_.scale.scaler().dynamic());
 }
 
 void OptimizerStep::send_to_ranks(double loss_sum) {
@@ -99,13 +108,16 @@ void OptimizerStep::run() {
   check_split_gradients();
   const torch::NoGradGuard no_grad;
   const bool begun_in_backward = begun_;
+  const bool hosts_send = this->hosts_send();
   if (!begun_in_backward) {
     lr_before_ = lr_;
-    receive_loss();
+    if (hosts_send) {
+      receive_loss();
+    }
   }
   const at::Tensor norm = squared_norm_here(); // undefined: the step needs none
   HostSums host = send_sums(norm);
-  const bool one_scale = agree_on_host(host, norm.defined());
+  const bool one_scale = !hosts_send || agree_on_host(host, norm.defined());
   const bool launched = loss_.defined() && launch(host, norm, one_scale);
   if (unsettled_) {
     return;
@@ -113,7 +125,8 @@ void OptimizerStep::run() {
   agreed_ = parts_.agreement.sync->agreement().agree(agreed_);
   const StepFactor<double> step =
       step_factor(agreed_.loss, agreed_.squared_norm, norm.defined(), unscale(), parts_.settings.clipping);
-  StepOutcome::Values values{agreed_.loss, norm.defined() ? std::optional(step.norm) : std::nullopt, one_scale};
+  StepOutcome::Values values{agreed_.loss, norm.defined() ? std::optional(step.norm) : std::nullopt, one_scale,
+                             agreed_.stop};
   values.taken =
       values.taken && (begun_in_backward ? std::isfinite(agreed_.loss) : step.finite); // not by its norm then
   if (!values.taken) {
@@ -156,6 +169,9 @@ OptimizerStep::HostSums OptimizerStep::send_sums(const at::Tensor& norm) {
   if (parts_.settings.rates_may_differ) {
     check_rates(begun_ ? lr_ : parts_.stepper.schedule->lr());
   }
+  if (!hosts_send()) {
+    return host;
+  }
   host.sums = torch::tensor({norm_here, host.unused.lacks_some() ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
   if (ranks.size() > 1 && (norm.defined() || !parts_.stepper.may_step_in_backward)) {
     host.message = ranks.all_reduce(host.sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
@@ -169,7 +185,8 @@ OptimizerStep::HostSums OptimizerStep::send_sums(const at::Tensor& norm) {
 }
 
 // Returns whether all gradients of the step have one loss scale.
-bool OptimizerStep::agree_on_host(const HostSums& host, bool has_norm) {
+bool OptimizerStep::agree_on_host(HostSums& host, bool has_norm) {
+  host.lacking = host.sums[1].item<double>();
   agreed_.squared_norm = has_norm ? host.sums[0].item<double>() : 0;
   const bool one_scale = !parts_.looks_for_overflow() || agree_on_scale(host.sums[2].item<double>());
   return parts_.ranks.model_ranks.size() > 1 ? agree_on_model(one_scale) : one_scale;
@@ -204,11 +221,15 @@ bool OptimizerStep::agree_on_model(bool one_scale) {
 bool OptimizerStep::launch(HostSums& host, const at::Tensor& norm, bool one_scale) {
   const bool launches = one_scale && !parts_.agreement.sync->agreement().precedes_step() &&
                         !parts_.stepper.optimizer->steps_on_host(); // the host needs the factor for its buckets
-  StepOutcome::OnDevice on_device{sums_on_device(norm), {}, norm.defined(), unscale()};
-  device::ScalarsToHost reading({on_device.loss_and_norm[0], on_device.loss_and_norm[1]});
+  StepOutcome::OnDevice on_device{sums_on_device(host, norm), {}, norm.defined(), unscale()};
+  device::ScalarsToHost reading(on_device.sums.unbind());
+  if (!host.sums.defined() && (!launches || host.unused.asks())) {
+    const Stopwatch watch = clock_.agreement();
+    host.lacking = reading.wait()[StepOutcome::kLacking];
+  }
   if (launches) {
     parts_.buffers.coordinator->release_all();
-    on_device.factor = factor_on_device(on_device.loss_and_norm, norm.defined());
+    on_device.factor = factor_on_device(on_device.sums, norm.defined());
     begin(1, host.left_out(), on_device.factor);
     step_buckets();
   }
@@ -219,44 +240,65 @@ bool OptimizerStep::launch(HostSums& host, const at::Tensor& norm, bool one_scal
     outcome_ = unsettled_ = std::make_shared<StepOutcome>(settings(), on_device, std::move(reading));
     return true;
   }
-  agreed_.loss = reading.wait()[0];
-  agreed_.squared_norm = reading.wait()[1];
+  const std::vector<double>& sums = reading.wait();
+  agreed_.loss = sums[StepOutcome::kLoss];
+  agreed_.squared_norm = sums[StepOutcome::kSquaredNorm];
+  if (!host.sums.defined()) {
+    agreed_.stop = sums[StepOutcome::kStop] > 0;
+  }
   return launches;
 }
 
-// Sums loss and squared norm over data ranks and model ranks, in the same order as the host does. Returns [2]: mean
-// loss and squared norm.
-at::Tensor OptimizerStep::sums_on_device(const at::Tensor& norm) {
+// Sums over data ranks and model ranks, in the same order as the hosts do. Returns StepOutcome::OnDevice::sums. A rank
+// that lacks gradients waits for their number, and only if every rank lacks some, so that all wait, do the hosts
+// exchange which.
+at::Tensor OptimizerStep::sums_on_device(const HostSums& host, const at::Tensor& norm) {
   const comm::Group& losses = parts_.agreement.sync->loss_group();
   const comm::Group& norms = parts_.agreement.sync->step_group();
   const at::Tensor loss =
       std::exchange(loss_, at::Tensor()).reshape({1}).div(static_cast<double>(parts_.settings.batch.accumulation));
-  at::Tensor sums =
-      torch::cat({loss, norm.defined() ? device::scalar_on(loss.device(), norm) : torch::zeros_like(loss)});
+  const bool sends = !host.sums.defined();
+  const bool stop = sends ? parts_.agreement.sync->may_stop() && Preemption::asked() != 0 : agreed_.stop;
+  if (!zeros_.defined()) {
+    zeros_ = torch::zeros({StepOutcome::kSums - 1}, loss.options());
+  }
+  at::Tensor sums = norm.defined()
+                        ? torch::cat({loss, device::scalar_on(loss.device(), norm).reshape({1}), zeros_.slice(0, 1)})
+                        : torch::cat({loss, zeros_});
+  const auto place = [&sums](int64_t i) { return sums.slice(0, i, i + 1); };
+  if (stop) {
+    place(StepOutcome::kStop).fill_(1); // no launch in a step like any other
+  }
+  if (sends && host.unused.lacks_some()) {
+    place(StepOutcome::kLacking).fill_(1);
+  }
   const auto add_up = [](const comm::Group& ranks, at::Tensor numbers) {
     if (ranks.size() > 1) {
-      ranks.all_reduce(numbers, comm::ReduceOp::sum, "loss and gradient norm").wait();
+      ranks.all_reduce(numbers, comm::ReduceOp::sum, "loss, gradient norm, stop and unused parameters").wait();
     }
   };
-  const at::Tensor mean = sums.slice(0, 0, 1);
   if (losses.size() == norms.size()) {
     add_up(norms, sums);
-  } else {
-    add_up(losses, mean);
-    add_up(norms, sums.slice(0, 1));
+  } else { // steps of replicas that are averaged every few steps
+    at::Tensor of_losses = torch::cat({place(StepOutcome::kLoss), place(StepOutcome::kStop)});
+    add_up(losses, of_losses);
+    add_up(norms, sums);
+    place(StepOutcome::kLoss).copy_(of_losses.slice(0, 0, 1));
+    place(StepOutcome::kStop).copy_(of_losses.slice(0, 1));
   }
-  mean.copy_(mean_over_ranks(mean, losses.size()));
+  place(StepOutcome::kLoss).copy_(mean_over_ranks(place(StepOutcome::kLoss), losses.size()));
   if (!parts_.tells_loss()) {
-    mean.zero_();
+    place(StepOutcome::kLoss).zero_();
   }
-  add_up(parts_.ranks.model_ranks, sums);
+  add_up(parts_.ranks.model_ranks, sums.slice(0, 0, StepOutcome::kLacking)); // each rank's part lacks its own
   return sums;
 }
 
 // NaN means that the step is skipped.
-at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool has_norm) const {
-  const auto step = step_factor<at::Tensor>(loss_and_norm.slice(0, 0, 1), loss_and_norm.slice(0, 1), has_norm,
-                                            unscale(), parts_.settings.clipping);
+at::Tensor OptimizerStep::factor_on_device(const at::Tensor& sums, bool has_norm) const {
+  const auto step = step_factor<at::Tensor>(sums.slice(0, StepOutcome::kLoss, StepOutcome::kLoss + 1),
+                                            sums.slice(0, StepOutcome::kSquaredNorm, StepOutcome::kSquaredNorm + 1),
+                                            has_norm, unscale(), parts_.settings.clipping);
   return torch::where(step.finite, step.factor, torch::full_like(step.factor, std::numeric_limits<double>::quiet_NaN()))
       .to(torch::kFloat32);
 }
@@ -330,6 +372,9 @@ void OptimizerStep::step_buckets() {
 
 void OptimizerStep::settle() {
   const std::shared_ptr<const StepOutcome> last = std::exchange(unsettled_, nullptr);
+  if (last) {
+    agreed_.stop = last->stop();
+  }
   if (last && last->taken()) {
     count_taken();
   } else if (last) { // the kernels changed nothing

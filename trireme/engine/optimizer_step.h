@@ -31,8 +31,8 @@ class OptimizerStep {
   /// the loss's type and shape. On a GPU a dynamic scale is chosen there if the last step's outcome is not known.
   at::Tensor root_gradient(const at::Tensor& loss);
   /// Sends, before the last backward, the sum of this replica's losses of the step (float64, one element; undefined:
-  /// 0), and whether the process was asked to stop. Backward hides the message. Call it once per step. On a GPU the
-  /// loss is read after the launch of the optimizer's kernels, unless buckets are stepped in backward.
+  /// 0), and whether the process was asked to stop. Backward hides the message. Call it once per step. On a GPU both
+  /// are summed there, with the norm, and the hosts send nothing, unless buckets are stepped in backward.
   void send_loss(const at::Tensor& sum);
   bool loss_was_sent() const { return sent_; }
   /// For Reducer::on_bucket_final. Sends the bucket's gradients to the host if they are stepped there. Steps the bucket
@@ -60,7 +60,7 @@ class OptimizerStep {
   }
 
   void want_norm(bool on) { norm_wanted_ = on; }
-  // Results of the last step.
+  // Results of the last step; on a GPU, of the last one that is settled.
   bool stop_agreed() const { return agreed_.stop; }
   const std::shared_ptr<const StepOutcome>& outcome() const { return outcome_; }
   /// Skipped steps, the last one included even if it is not settled.
@@ -70,23 +70,25 @@ class OptimizerStep {
   // The sums that ranks exchange on their hosts when the gradients are complete.
   struct HostSums {
     UnusedParameters unused;
-    at::Tensor sums; // squared norm, ranks that lack a gradient, lowered loss scales
+    at::Tensor sums; // squared norm, ranks that lack a gradient, lowered loss scales; undefined: not sent
     comm::Work message;
+    double lacking = 0; // ranks
 
-    UnusedParameters::Flags left_out() const { return unused.everywhere(sums[1].item<double>()); }
+    UnusedParameters::Flags left_out() const { return unused.everywhere(lacking); }
   };
 
+  bool hosts_send() const;
   void send_to_ranks(double loss);
   void receive_loss();
   void check_split_gradients();
   at::Tensor squared_norm_here() const;
   HostSums send_sums(const at::Tensor& norm);
-  bool agree_on_host(const HostSums& host, bool has_norm);
+  bool agree_on_host(HostSums& host, bool has_norm);
   bool agree_on_scale(double lowered);
   bool agree_on_model(bool one_scale);
   bool launch(HostSums& host, const at::Tensor& norm, bool one_scale);
-  at::Tensor sums_on_device(const at::Tensor& norm);
-  at::Tensor factor_on_device(const at::Tensor& loss_and_norm, bool has_norm) const;
+  at::Tensor sums_on_device(const HostSums& host, const at::Tensor& norm);
+  at::Tensor factor_on_device(const at::Tensor& sums, bool has_norm) const;
   double unscale() const;
   void begin(double grad_scale, const UnusedParameters::Flags& unused = {}, const at::Tensor& device_grad_scale = {});
   void step_in_backward(int64_t buffer, int64_t bucket);
@@ -106,7 +108,8 @@ class OptimizerStep {
   StepClock& clock_;
   SkippedSteps skipped_;
   bool sent_ = false;
-  at::Tensor loss_; // on a GPU; read there after the launch of the optimizer
+  at::Tensor loss_;  // on a GPU; read there after the launch of the optimizer
+  at::Tensor zeros_; // made once; parts of a step's sums
   at::Tensor loss_sums_;
   comm::Work loss_message_;
   parallel::LossAndNorm agreed_;

@@ -30,15 +30,16 @@ const StepOutcome::Values& StepOutcome::values() const {
     reading_->is_here(); // then wait() is none
     const std::vector<double>& numbers = reading_->wait();
     const StepFactor<double> step =
-        step_factor(numbers[0], numbers[1], on_device_.has_norm, on_device_.unscale, /*clipping=*/0);
-    values_ = {numbers[0], on_device_.has_norm ? std::optional(step.norm) : std::nullopt, step.finite};
+        step_factor(numbers[kLoss], numbers[kSquaredNorm], on_device_.has_norm, on_device_.unscale, /*clipping=*/0);
+    values_ = {numbers[kLoss], on_device_.has_norm ? std::optional(step.norm) : std::nullopt, step.finite,
+               numbers[kStop] > 0};
     reading_.reset();
   }
   return values_;
 }
 
 at::Tensor StepOutcome::loss_tensor() const {
-  return is_known() ? torch::tensor(values().loss, torch::kFloat64) : on_device_.loss_and_norm.select(0, 0);
+  return is_known() ? torch::tensor(values().loss, torch::kFloat64) : on_device_.sums.select(0, kLoss);
 }
 
 at::Tensor StepOutcome::choose(double if_taken, double if_skipped) const {

@@ -22,6 +22,8 @@ class StepOutcome {
     std::optional<double> grad_norm;
     /// False: the step was skipped, because loss or norm are not finite.
     bool taken = true;
+    /// True if a rank was asked to stop before the step's sums were sent.
+    bool stop = false;
   };
   /// What the host knows when it launches the step.
   struct Settings {
@@ -32,9 +34,12 @@ class StepOutcome {
     double loss_scale = 1;
   };
   /// What a GPU computes.
+  /// Places in its sums: the mean loss, the squared norm of the gradients as the Reducer leaves them, how many ranks
+  /// were asked to stop, and how many ranks of this part of the model lack a gradient.
+  enum Sum { kLoss, kSquaredNorm, kStop, kLacking, kSums };
   struct OnDevice {
-    /// [2], fp64: mean loss and squared norm of the gradients as the Reducer leaves them.
-    at::Tensor loss_and_norm;
+    /// [kSums], fp64, the same on every rank.
+    at::Tensor sums;
     /// [1], fp32: multiplies the gradients; NaN: the step is skipped.
     at::Tensor factor;
     bool has_norm = false;
@@ -43,7 +48,7 @@ class StepOutcome {
   };
 
   StepOutcome(const Settings& settings, const Values& values) : settings_(settings), values_(values) {}
-  /// `reading` copies `loss_and_norm` to the host.
+  /// `reading` copies the sums to the host.
   StepOutcome(const Settings& settings, const OnDevice& on_device, device::ScalarsToHost reading);
   /// Waits until nothing is copied to the host any more.
   ~StepOutcome();
@@ -58,6 +63,7 @@ class StepOutcome {
   double loss() const { return values().loss; }
   const std::optional<double>& grad_norm() const { return values().grad_norm; }
   bool taken() const { return values().taken; }
+  bool stop() const { return values().stop; }
   /// Learning rate of the last step that was taken.
   double lr() const { return taken() ? settings_.lr : settings_.lr_before; }
   /// The loss as a 0-dim fp64 tensor: on the GPU while the host does not know it. Never waits.
