@@ -414,5 +414,36 @@ TEST_P(DeviceWatchTest, AStagedOperationOnAHungDeviceIsEnded) {
 INSTANTIATE_TEST_SUITE_P(Hosts, DeviceWatchTest, testing::Values("shm", "gloo"),
                          [](const auto& info) { return std::string(info.param); });
 
+// Two groups of the same ranks. NCCL's kernels would wait for each other for ever.
+TEST(LaunchOrderTest, GroupsLaunchedInDifferentOrdersAreNamedAtOnce) {
+  EXPECT_THAT(test::run_processes(
+                  2,
+                  [](int rank) {
+                    setenv("TRIREME_CHECK", "1", 1);
+                    sim::start();
+                    World world = World::connect();
+                    const Group experts = world.group().subgroup({0, 1}, "experts");
+                    const Group shards = world.group().subgroup({0, 1}, "shards");
+                    const at::Tensor one = torch::ones({100}, sim::device()), two = torch::ones({100}, sim::device());
+                    for (int i = 0; i < 2; ++i) {
+                      Work first = experts.all_reduce(one);
+                      shards.all_reduce(two).wait();
+                      first.wait();
+                    }
+                    EXPECT_EQ(one[0].item<float>(), 4);
+                    const std::string error = peer_error([&] {
+                      Work first = (rank == 0 ? experts : shards).all_reduce(one, ReduceOp::sum, "weights");
+                      (rank == 0 ? shards : experts).all_reduce(two, ReduceOp::sum, "biases").wait();
+                      first.wait();
+                    });
+                    EXPECT_THAT(error,
+                                AllOf(HasSubstr("launch #5 on the devices of these ranks is all_reduce #3 of group "
+                                                "\"shards\" (\"weights\") on rank 1 and all_reduce #3 of group "
+                                                "\"experts\" (\"weights\") on rank 0 (TRIREME_CHECK)"),
+                                      HasSubstr("in one order")));
+                  }),
+              IsEmpty());
+}
+
 } // namespace
 } // namespace trireme::comm

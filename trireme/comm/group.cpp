@@ -121,7 +121,7 @@ Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Sta
   }
   const int64_t bytes = call.tensor.defined() ? static_cast<int64_t>(call.tensor.nbytes()) : 0;
   auto ticket = state->begin(call.op, bytes, call.dtype, call.what, call.peer, call.detail);
-  state->check(ticket);
+  state->check(ticket, call.tensor.defined() && !call.tensor.is_cpu());
   try {
     const bool nothing_to_move = bytes == 0 && call.op != kBarrier;
     auto pending = nothing_to_move

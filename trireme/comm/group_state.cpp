@@ -43,7 +43,8 @@ bool same(const OpSummary& a, const OpSummary& b) {
 } // namespace
 
 Group::State::State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
-                    std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open)
+                    std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open,
+                    std::shared_ptr<LaunchOrder> order)
     : name_(std::move(name)),
       kept_name_(keep_name(name_)),
       key_(std::move(key)),
@@ -53,6 +54,7 @@ Group::State::State(std::string name, std::string key, std::vector<int> members,
       watch_(std::move(watch)),
       world_size_(world_size),
       open_(std::move(open)),
+      order_(std::move(order)),
       checks_(env::flag("TRIREME_CHECK")) {}
 
 Group::State::~State() {
@@ -265,9 +267,49 @@ std::optional<Hang> Group::State::hang(const Asker& asker, const OpSummary& op, 
   return hang;
 }
 
-void Group::State::check(const Ticket& ticket) {
+void Group::State::interrupt() {
+  routes_->interrupt();
+  if (order_) {
+    order_->interrupt();
+  }
+}
+
+void Group::State::check_order(const Ticket& ticket) {
+  const std::string call = concat(ticket.op.op, " #", ticket.op.number, " of group \"", name_, '"',
+                                  ticket.op.what.empty() ? "" : concat(" (\"", ticket.op.what, "\")"));
+  std::string difference;
+  try {
+    const WaitMark waiting(*this, ticket);
+    difference = order_->difference(call);
+  } catch (const Trouble& trouble) {
+    throw failed(ticket, trouble);
+  }
+  if (difference.empty()) {
+    return;
+  }
+  const PeerError error("comm",
+                        concat(describe(ticket.op), " in group \"", name_, "\" failed on rank ", members_[rank()],
+                               " of ", world_size_, ": ", difference, " (TRIREME_CHECK)."),
+                        "All ranks must start the collectives of all their groups on a device in one order: look for "
+                        "threads, or for loops over groups, that differ between ranks.");
+  Recorder::process().change(ticket.record, OpState::failed);
+  {
+    const std::lock_guard lock(mutex_);
+    broken_ = error.what();
+    first_error_.emplace(ticket.op, error);
+  }
+  if (watch_) {
+    watch_->report(error.what(), {});
+  }
+  throw error;
+}
+
+void Group::State::check(const Ticket& ticket, bool launched) {
   if (!checks_ || size() == 1 || ticket.op.is_message()) {
     return;
+  }
+  if (launched && order_) {
+    check_order(ticket);
   }
   const int64_t mine = signature(ticket.op);
   const at::Tensor own = at::full({1}, mine, at::kLong);

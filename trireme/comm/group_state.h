@@ -3,6 +3,7 @@
 #include <trireme/comm/device_operations.h>
 #include <trireme/comm/explain.h>
 #include <trireme/comm/group.h>
+#include <trireme/comm/launch_order.h>
 #include <trireme/comm/recorder.h>
 #include <trireme/comm/routes.h>
 #include <trireme/comm/watch.h>
@@ -21,9 +22,11 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   /// Opens a group of these world ranks under a name and a key. The world owns the group and closes it before ending.
   using Open = std::function<Group(const std::vector<int>& ranks, const std::string& name, const std::string& key)>;
 
-  /// `key` is unique in the world; `watch` is null if no other rank can be queried, `open` if there is no other rank.
+  /// `key` is unique in the world; `watch` is null if no other rank can be queried, `open` if there is no other rank,
+  /// `order` without TRIREME_CHECK.
   State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
-        std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open = nullptr);
+        std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open = nullptr,
+        std::shared_ptr<LaunchOrder> order = nullptr);
   ~State() override;
 
   const std::string& name() const override { return name_; }
@@ -35,8 +38,9 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   /// Numbers and records an operation. Errors: PeerError when the group has failed before, Error when it is closed.
   Ticket begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer,
                const char* detail);
-  /// With TRIREME_CHECK=1: compares the operation with the other ranks' before it starts. Throws what failed() returns.
-  void check(const Ticket& ticket);
+  /// With TRIREME_CHECK=1: compares the operation with the other ranks' before it starts, and if it is `launched` on a
+  /// device its place in the order of all groups of these ranks. Throws what failed() returns.
+  void check(const Ticket& ticket, bool launched);
   void succeeded(const Ticket& ticket);
   /// Makes the watch follow an operation that a device was given. Null without a watch.
   std::shared_ptr<DeviceOperations::Entry> follow(const Ticket& ticket, std::shared_ptr<DeviceMark> mark);
@@ -57,7 +61,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   void follow_device() override;
   std::optional<GroupProgress::WaitedOperation> waiting() const override;
   void give_up(const GroupProgress::WaitedOperation& wait, double limit) override;
-  void interrupt() override { routes_->interrupt(); }
+  void interrupt() override;
   void fail(const std::string& why) override;
   void close();
   /// Opens a group of some of the members, given by world rank.
@@ -90,6 +94,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     /// since.
     double limit = 0;
   };
+  /// Compares the order of launches. Throws the difference as an error of this operation, reported to the other ranks.
+  void check_order(const Ticket& ticket);
   /// Explains and reports, on its own thread, a failure that the watch found, and ends all groups of this rank. A
   /// separate thread, because the watch's thread collects the other ranks' answers. With the lock held.
   void start_report(const Failure& failure);
@@ -114,6 +120,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   const std::shared_ptr<Watch> watch_;
   const int world_size_;
   const Open open_;
+  const std::shared_ptr<LaunchOrder> order_;
   int opened_ = 0;
 
   mutable std::mutex mutex_;

@@ -22,6 +22,7 @@
 #include <array>
 #include <csignal>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -140,7 +141,7 @@ class World::Impl {
     }
     auto routes = std::make_unique<Routes>(connect(setup, candidates(setup, at::kCPU)), device_routes(setup));
     auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), limits_.end, watch_,
-                                                environment_.size, open_another);
+                                                environment_.size, open_another, launch_order(setup));
     watch_->add(state);
     return keep(std::move(state));
   }
@@ -153,6 +154,9 @@ class World::Impl {
     if (watch_) {
       const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
       watch_->leave(unwinding ? "an exception ended it; see its output" : "", limits_.end);
+    }
+    for (const auto& [members, order] : orders_) {
+      order->close();
     }
     for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
       (*state)->close();
@@ -253,6 +257,27 @@ class World::Impl {
       }
     }
     return routes;
+  }
+
+  /// Of all groups of these ranks; null without TRIREME_CHECK.
+  std::shared_ptr<LaunchOrder> launch_order(const GroupSetup& setup) {
+    if (!env::flag("TRIREME_CHECK")) {
+      return nullptr;
+    }
+    std::shared_ptr<LaunchOrder>& order = orders_[setup.members];
+    if (!order) {
+      order = std::make_shared<LaunchOrder>(setup.members, [this, setup] {
+        GroupSetup own = setup;
+        own.name = concat(setup.name, " (launch order)");
+        std::vector<std::string> ranks;
+        for (const int rank : setup.members) {
+          ranks.push_back(std::to_string(rank));
+        }
+        own.store = meeting_->store.scoped(concat("order/", join(ranks, "."), '/'));
+        return connect(own, candidates(own, at::kCPU));
+      });
+    }
+    return order;
   }
 
   /// Over the first of the candidates that can be connected. All members decide that in common, while they connect: the
@@ -358,6 +383,7 @@ class World::Impl {
   int exceptions_at_start_;
   std::unique_ptr<Meeting> meeting_;
   std::shared_ptr<Watch> watch_;
+  std::map<std::vector<int>, std::shared_ptr<LaunchOrder>> orders_; // by members
   std::vector<std::shared_ptr<Group::State>> states_;
   Group world_;
   /// Reasons why backends could not be used that are reported already.
