@@ -177,7 +177,7 @@ def trireme(spec, options, folder, timeout):
         run["model"] = {"from": spec["folder"], "sequence_length": spec["length"]}
         (folder / "run.json").write_text(json.dumps(run))
     settings = [f"training.device={spec['device']}", "training.checkpoint_every=0", "engine.gradient_clipping=1.0", *WAYS[spec["way"]][1], *options.set]
-    output_of([options.bin / "trireme", "train", folder / "run.json", "--out", folder / "out", *(word for setting in settings for word in ("--set", setting))], timeout)
+    output_of([options.bin / "trireme", "train", folder / "run.json", "-n", str(spec["ranks"]), "--out", folder / "out", *(word for setting in settings for word in ("--set", setting))], timeout)
     rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     # step_ms is from the end of a step to that of the next: their sum is the time by the clock
     return dict(wall_s=sum(row["step_ms"] for row in rows[spec["warmup"]:]) / 1e3, losses=[row["loss"] for row in rows], peak_bytes=rows[-1].get("device_peak_bytes", 0))

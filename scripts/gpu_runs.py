@@ -22,6 +22,7 @@ class Run:
     set: dict = field(default_factory=dict)
     resumed: bool = False  # stopped and resumed in the middle
     killed: str = ""  # the fault (docs/failures.md) that ends a rank once, after which all are started again
+    apart: bool = False  # ranks have a GPU each
 
 
 def zero(stage, **more):
@@ -106,6 +107,19 @@ def runs():
     yield Run("4-ranks", ranks=4, set={"parallel.pipe": 2, **zero(1)})
 
 
+def several_runs(gpus):
+    """The layouts of ranks with a GPU each, beside one rank: those that so many GPUs can train."""
+    four = {"parallel.tensor": 2, **zero(3)}
+    runs = [Run("one", like="", apart=True),
+            *(Run(f"{name}-{ranks}", like="one", ranks=ranks, set=zero(stage), apart=True)
+              for name, stage in (("ddp", 0), ("zero1", 1), ("zero2", 2), ("zero3", 3)) for ranks in ((2, gpus) if gpus in (4, 8) else (2,))),
+            Run("tensor-2", like="one", ranks=2, set={"parallel.tensor": 2}, apart=True),
+            Run("pipeline-2", like="one", ranks=2, set={"parallel.pipe": 2}, apart=True),
+            Run("context-2", like="one", ranks=2, set={"parallel.context": 2}, apart=True),
+            Run("zero3-tensor-4", like="one", ranks=4, set=four, apart=True)]
+    return [one for one in runs if one.ranks <= gpus]
+
+
 def run_file():
     return {"model": {"type": "gpt", "layers": 4, "hidden": 256, "heads": 4, "sequence_length": 128, "vocab_size": 256},
             "data": {"type": "text", "train": [str(ROOT / "docs" / "configuration.md")], "tokenizer": "bytes"},
@@ -124,6 +138,11 @@ def with_settings(config, settings, folder):
     return json.loads(json.dumps(config).replace("FOLDER", str(folder)))
 
 
+def backend_of(device):
+    """Of ranks with a GPU each; it is required, so that nothing goes through the host unseen."""
+    return "gloo" if device == "cpu" else "nccl"
+
+
 def train(one, options, timeout):
     """A row: losses, the most waits of the host and bytes of the GPU, and an error's last lines or ""."""
     folder = options.folder / one.name
@@ -131,6 +150,8 @@ def train(one, options, timeout):
     folder.mkdir(parents=True)
     device = "cpu" if one.name == "cpu" or one.name.endswith("-cpu") else options.device
     saves = {"training.checkpoint_every": STEPS // 4} if one.killed else {}
+    if one.apart and device != "cpu":
+        device = "cuda"
     config = with_settings(run_file(), {"training.device": device, **saves, **one.set}, folder)
     config["engine"]["train_micro_batch_size_per_gpu"] = 4 if one.ranks < 4 else 2
     (folder / "run.json").write_text(json.dumps(config, indent=1))
@@ -141,6 +162,8 @@ def train(one, options, timeout):
     environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")}  # else cuBLAS may sum in another order
     if one.killed:
         environment["TRIREME_FAULT"] = one.killed
+    if one.apart:
+        environment["TRIREME_BACKEND"] = "auto" if one.ranks == 1 else backend_of(options.device)
     parts = [[]] if not one.resumed else [["--set", f"training.steps={STEPS // 2}"], ["--resume", "auto"]]
     error = ""
     with open(folder / "log.txt", "w") as log:

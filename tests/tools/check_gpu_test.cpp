@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 #include <vector>
 
 namespace trireme::tools {
@@ -148,10 +149,46 @@ TEST_F(CheckGpuTest, StepsStandBesideThoseOfPyTorch) {
   }
 }
 
+TEST_F(CheckGpuTest, SeveralRanksAreComparedWithOne) {
+  const std::string several = "--device cpu --gpus 2 --parts several --sizes tiny --batches 2 --steps 2 ";
+  const Finished finished = check(several);
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("13 passed, 0 failed"));
+  std::set<std::string> operations, layouts, scaled;
+  for (const json& row : rows()) {
+    if (row.contains("op")) {
+      EXPECT_TRUE(row["good"].get<bool>()) << row;
+      operations.insert(row["op"]);
+    } else if (row.contains("losses")) {
+      EXPECT_EQ(row["losses"].size(), 12) << row;
+      layouts.insert(row["unit"]);
+    } else if (row.contains("tokens_per_s")) {
+      EXPECT_TRUE(row["ranks"] == 1 || row["of_linear"].get<double>() > 0) << row;
+      scaled.insert(row["unit"]);
+    }
+  }
+  EXPECT_EQ(operations.size(), 7);
+  EXPECT_THAT(layouts, testing::UnorderedElementsAre("one", "ddp-2", "zero1-2", "zero2-2", "zero3-2", "tensor-2",
+                                                     "pipeline-2", "context-2"));
+  EXPECT_EQ(scaled.size(), 4);
+
+  const std::string another_seed = program_that("case $2 in *zero2-2*) set -- \"$@\" --set training.seed=8;; esac");
+  const Finished wrong = check(concat(several, another_seed, "--again"));
+  EXPECT_EQ(wrong.status, 1) << wrong.output;
+  EXPECT_THAT(wrong.output, HasSubstr("12 passed, 1 failed"));
+}
+
+TEST_F(CheckGpuTest, OneGpuHasNothingToCompare) {
+  const Finished finished = check("--device cpu --gpus 1 --parts several");
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("0 passed, 0 failed"));
+}
+
 TEST_F(CheckGpuTest, UnknownPartsAreRefused) {
   const Finished finished = check("--parts speed");
   EXPECT_EQ(finished.status, 1);
-  EXPECT_THAT(finished.output, HasSubstr("no part is named speed. There are: facts nccl kernels equality steps"));
+  EXPECT_THAT(finished.output,
+              HasSubstr("no part is named speed. There are: facts nccl several kernels equality steps"));
 }
 
 TEST_F(CheckGpuTest, UnknownNamesAreRefused) {

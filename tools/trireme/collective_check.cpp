@@ -10,6 +10,8 @@
 #include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <array>
 #include <functional>
 #include <iostream>
 
@@ -19,61 +21,68 @@ namespace {
 constexpr int64_t kEach = 1003;
 constexpr std::chrono::seconds kTimeout{20};
 constexpr const char* kMessages = "send/recv";
+constexpr std::array kCheckedTypes = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                      at::kByte,  at::kChar,   at::kInt,  at::kLong};
+constexpr int kLargestSum = 127; // of int8; half-precision formats have all integers up to it
 
-/// Rank `rank`'s input: integers, so that sums are exact in any order.
-at::Tensor numbers(int rank, int64_t numel) {
-  return ((torch::arange(numel) * 7 + 13 * rank) % 101).to(at::kFloat);
-}
+/// Makes what ranks of a group send in one type: integers so small that sums are exact in any order.
+struct SmallIntegers {
+  int size;
+  at::ScalarType type;
 
-/// The sum over all ranks.
-at::Tensor sums(int size, int64_t numel) {
-  at::Tensor sum = torch::zeros({numel});
-  for (int rank = 0; rank < size; ++rank) {
-    sum += numbers(rank, numel);
+  at::Tensor of(int rank, int64_t numel) const {
+    return ((torch::arange(numel) * 7 + 13 * rank) % (std::max(1, kLargestSum / size) + 1)).to(type);
   }
-  return sum;
-}
+  at::Tensor sums(int64_t numel) const {
+    at::Tensor sum = torch::zeros({numel}, type);
+    for (int rank = 0; rank < size; ++rank) {
+      sum += of(rank, numel);
+    }
+    return sum;
+  }
+};
 
 at::Tensor slice(const at::Tensor& whole, int part) {
   return whole.narrow(0, part * kEach, kEach);
 }
 
-/// Whether each operation gave this rank the expected result, in the order of checked_collectives().
-std::vector<bool> run_each(const comm::Group& group, at::Device device) {
+/// Whether each operation gave this rank the expected result in this type, in the order of checked_collectives().
+std::vector<bool> run_each(const comm::Group& group, at::Device device, at::ScalarType type) {
   const int rank = group.rank();
   const int size = group.size();
+  const SmallIntegers inputs{size, type};
   const auto there = [&](const at::Tensor& tensor) { return tensor.to(device).clone(); };
-  const auto empty = [&](int64_t numel) { return torch::full({numel}, -1.0, at::TensorOptions(device)); };
+  const auto empty = [&](int64_t numel) { return torch::full({numel}, 111, at::TensorOptions(device).dtype(type)); };
   std::vector<bool> right;
   const auto expect = [&](const at::Tensor& found, const at::Tensor& wanted) {
     right.push_back(torch::equal(found.cpu(), wanted));
   };
-  const at::Tensor mine = numbers(rank, size * kEach);
+  const at::Tensor mine = inputs.of(rank, size * kEach);
 
   at::Tensor reduced = there(mine);
   group.all_reduce(reduced).wait();
-  expect(reduced, sums(size, size * kEach));
+  expect(reduced, inputs.sums(size * kEach));
 
   at::Tensor part = empty(kEach);
   group.reduce_scatter(part, there(mine)).wait();
-  expect(part, slice(sums(size, size * kEach), rank));
+  expect(part, slice(inputs.sums(size * kEach), rank));
 
   at::Tensor gathered = empty(size * kEach);
   group.all_gather(gathered, there(slice(mine, 0))).wait();
-  at::Tensor of_all = torch::empty({size * kEach});
+  at::Tensor of_all = torch::empty({size * kEach}, type);
   for (int other = 0; other < size; ++other) {
-    slice(of_all, other).copy_(numbers(other, kEach));
+    slice(of_all, other).copy_(inputs.of(other, kEach));
   }
   expect(gathered, of_all);
 
   at::Tensor spread = rank == size - 1 ? there(mine) : empty(size * kEach);
   group.broadcast(spread, size - 1).wait();
-  expect(spread, numbers(size - 1, size * kEach));
+  expect(spread, inputs.of(size - 1, size * kEach));
 
   at::Tensor exchanged = empty(size * kEach);
   group.all_to_all(exchanged, there(mine)).wait();
   for (int other = 0; other < size; ++other) {
-    slice(of_all, other).copy_(slice(numbers(other, size * kEach), rank));
+    slice(of_all, other).copy_(slice(inputs.of(other, size * kEach), rank));
   }
   expect(exchanged, of_all);
 
@@ -83,7 +92,7 @@ std::vector<bool> run_each(const comm::Group& group, at::Device device) {
     comm::Work sent = group.send(there(mine), (rank + 1) % size);
     group.recv(received, before).wait();
     sent.wait();
-    expect(received, numbers(before, size * kEach));
+    expect(received, inputs.of(before, size * kEach));
   } else {
     right.push_back(true);
   }
@@ -91,6 +100,22 @@ std::vector<bool> run_each(const comm::Group& group, at::Device device) {
   group.barrier().wait();
   right.push_back(true);
   return right;
+}
+
+/// For each operation the first of kCheckedTypes, counted from 1, in which its result was wrong; 0: none.
+std::vector<uint8_t> first_wrong_types(const comm::Group& group, at::Device device) {
+  std::vector<uint8_t> wrong(checked_collectives().size(), 0);
+  for (size_t t = 0; t < kCheckedTypes.size(); ++t) {
+    const std::vector<bool> right = run_each(group, device, kCheckedTypes[t]);
+    for (size_t i = 0; i < wrong.size(); ++i) {
+      wrong[i] = wrong[i] == 0 && !right[i] ? static_cast<uint8_t>(t + 1) : wrong[i];
+    }
+  }
+  return wrong;
+}
+
+std::string in_type(int number) {
+  return concat(" (", at::toString(kCheckedTypes[static_cast<size_t>(number - 1)]), ')');
 }
 
 } // namespace
@@ -104,23 +129,27 @@ const std::vector<std::string>& checked_collectives() {
 std::vector<DeviceFinding> check_collectives(const comm::Group& group, c10::Device device) {
   const torch::NoGradGuard no_grad;
   group.open(device, comm::Neighbours::ring);
-  const std::vector<bool> right = run_each(group, device);
-  const auto count = std::ssize(right);
+  const std::vector<uint8_t> here = first_wrong_types(group, device);
+  const auto count = std::ssize(here);
   at::Tensor mine = torch::zeros({count}, at::kByte);
   for (int64_t i = 0; i < count; ++i) {
-    mine[i] = right[static_cast<size_t>(i)] ? 1 : 0;
+    mine[i] = here[static_cast<size_t>(i)];
   }
   at::Tensor all = torch::zeros({group.size() * count}, at::kByte);
   group.all_gather(all, mine, "findings").wait();
   std::vector<DeviceFinding> findings;
   for (int64_t i = 0; i < count; ++i) {
     std::vector<std::string> wrong;
+    int type = 0;
     for (int rank = 0; rank < group.size(); ++rank) {
-      if (all[rank * count + i].item<int>() == 0) {
+      if (const int number = all[rank * count + i].item<int>(); number != 0) {
         wrong.push_back(std::to_string(rank));
+        type = type == 0 ? number : std::min(type, number);
       }
     }
-    const std::string who = concat(wrong.size() == 1 ? "rank " : "ranks ", join(wrong, ", "), " got wrong numbers");
+    const std::string who = wrong.empty() ? ""
+                                          : concat(wrong.size() == 1 ? "rank " : "ranks ", join(wrong, ", "),
+                                                   " got wrong numbers", in_type(type));
     findings.push_back(
         {checked_collectives()[static_cast<size_t>(i)], wrong.empty() ? "as computed" : who, wrong.empty()});
   }
@@ -130,11 +159,13 @@ std::vector<DeviceFinding> check_collectives(const comm::Group& group, c10::Devi
 std::vector<DeviceFinding> check_collectives_alone(const std::string& backend, c10::Device device) {
   const torch::NoGradGuard no_grad;
   const comm::LoneGroup alone(backend, device);
-  const std::vector<bool> right = run_each(alone.group(), device);
+  const std::vector<uint8_t> wrong = first_wrong_types(alone.group(), device);
   std::vector<DeviceFinding> findings;
-  for (size_t i = 0; i < right.size(); ++i) {
+  for (size_t i = 0; i < wrong.size(); ++i) {
     if (checked_collectives()[i] != kMessages) {
-      findings.push_back({checked_collectives()[i], right[i] ? "as computed" : "the rank got wrong numbers", right[i]});
+      findings.push_back({checked_collectives()[i],
+                          wrong[i] == 0 ? "as computed" : concat("the rank got wrong numbers", in_type(wrong[i])),
+                          wrong[i] == 0});
     }
   }
   return findings;
