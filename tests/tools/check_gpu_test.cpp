@@ -173,6 +173,7 @@ TEST_F(CheckGpuTest, SeveralRanksAreComparedWithOne) {
   EXPECT_EQ(scaled.size(), 4);
 
   const std::string another_seed = program_that("case $2 in *zero2-2*) set -- \"$@\" --set training.seed=8;; esac");
+  std::filesystem::create_symlink(test::binary_dir() + "/bin/trireme-rank", path("programs/trireme-rank"));
   const Finished wrong = check(concat(several, another_seed, "--again"));
   EXPECT_EQ(wrong.status, 1) << wrong.output;
   EXPECT_THAT(wrong.output, HasSubstr("12 passed, 1 failed"));

@@ -12,8 +12,9 @@ namespace trireme::tools {
 /// The checked operations, in order: "all_reduce", ..., "send/recv", "barrier".
 const std::vector<std::string>& checked_collectives();
 
-/// Runs each of them on tensors of the device, in every type, and compares the results with their formula. Returns the same findings on
-/// every rank, naming the ranks with wrong results. Collective. Errors: PeerError when a rank is missing.
+/// Runs each of them on tensors of the device, in every type, and compares the results with their formula. Returns the
+/// same findings on every rank, naming the ranks with wrong results. Collective. Errors: PeerError when a rank is
+/// missing.
 std::vector<DeviceFinding> check_collectives(const comm::Group& group, c10::Device device);
 
 /// The same in a group of one over a backend for several (comm/lone_group.h), without messages.
