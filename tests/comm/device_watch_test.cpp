@@ -185,7 +185,8 @@ class WatchedRank {
   }
   int rank() const { return environment_.rank; }
   std::shared_ptr<Group::State> open(const std::string& name, milliseconds timeout, Routes::Open device = nullptr,
-                                     at::DeviceType type = at::kMeta) {
+                                     at::DeviceType type = at::kMeta,
+                                     std::optional<milliseconds> device_timeout = std::nullopt) {
     fake = std::make_shared<FakeBackend>(rank(), environment_.size);
     if (!device) {
       device = [this](at::Device) { return fake; };
@@ -196,8 +197,8 @@ class WatchedRank {
     for (int member = 0; member < environment_.size; ++member) {
       all.push_back(member);
     }
-    states_.push_back(
-        std::make_shared<Group::State>(name, name + "/0", all, std::move(routes), timeout, watch_, environment_.size));
+    states_.push_back(std::make_shared<Group::State>(name, name + "/0", all, std::move(routes), timeout, watch_,
+                                                     environment_.size, nullptr, nullptr, device_timeout));
     watch_->add(states_.back());
     return states_.back();
   }
@@ -284,6 +285,23 @@ TEST_P(DeviceWatchTest, AnOperationThatNobodyWaitsForIsReported) {
                                          "done after 1.00 s on rank 0 of 2"),
                                HasSubstr("held up by: rank 1")));
   EXPECT_TRUE(fs::exists(folder_ / "hang-rank0.json"));
+}
+
+TEST_P(DeviceWatchTest, ADeviceHasATimeOutOfItsOwn) {
+  Gate told;
+  EXPECT_THAT(run([&](WatchedRank& rank) {
+                const Group group(rank.open("data", kNever, nullptr, at::kMeta, kShort));
+                if (rank.rank() == 1) {
+                  told.wait();
+                  return;
+                }
+                group.all_reduce(on_fake()).wait();
+                at::Tensor tensor = torch::ones({4});
+                EXPECT_THAT(peer_error([&] { group.recv(tensor, 1, 0, "header").wait(); }),
+                            HasSubstr("is not done by its device after 1.00 s"));
+                told.open();
+              }),
+              IsEmpty());
 }
 
 TEST_P(DeviceWatchTest, WhoHasAllBegunItLooksAtTheDevices) {

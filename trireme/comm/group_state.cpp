@@ -44,13 +44,14 @@ bool same(const OpSummary& a, const OpSummary& b) {
 
 Group::State::State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
                     std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open,
-                    std::shared_ptr<LaunchOrder> order)
+                    std::shared_ptr<LaunchOrder> order, std::optional<std::chrono::milliseconds> device_timeout)
     : name_(std::move(name)),
       kept_name_(keep_name(name_)),
       key_(std::move(key)),
       members_(std::move(members)),
       routes_(std::move(routes)),
       timeout_(timeout),
+      device_timeout_(device_timeout.value_or(timeout)),
       watch_(std::move(watch)),
       world_size_(world_size),
       open_(std::move(open)),
@@ -108,7 +109,7 @@ void Group::State::follow_device() {
       return;
     }
   }
-  const DeviceOperations::Findings found = device_operations_.look(timeout_ + kHostFirst);
+  const DeviceOperations::Findings found = device_operations_.look(device_timeout_ + kHostFirst);
   for (const Ticket& ticket : found.finished) {
     succeeded(ticket);
   }
@@ -121,7 +122,7 @@ void Group::State::follow_device() {
     device_operations_.clear();
   } else if (!over()) {
     Recorder::process().change(late.record, OpState::failed);
-    start_report({late.op, trouble, timeout_});
+    start_report({late.op, trouble, device_timeout_});
   }
 }
 

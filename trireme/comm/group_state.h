@@ -23,10 +23,11 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   using Open = std::function<Group(const std::vector<int>& ranks, const std::string& name, const std::string& key)>;
 
   /// `key` is unique in the world; `watch` is null if no other rank can be queried, `open` if there is no other rank,
-  /// `order` without TRIREME_CHECK.
+  /// `order` without TRIREME_CHECK. `device_timeout`: of operations that a device was given, if another one.
   State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
         std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open = nullptr,
-        std::shared_ptr<LaunchOrder> order = nullptr);
+        std::shared_ptr<LaunchOrder> order = nullptr,
+        std::optional<std::chrono::milliseconds> device_timeout = std::nullopt);
   ~State() override;
 
   const std::string& name() const override { return name_; }
@@ -117,6 +118,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   const std::vector<int> members_;
   const std::unique_ptr<Routes> routes_;
   const std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds device_timeout_;
   const std::shared_ptr<Watch> watch_;
   const int world_size_;
   const Open open_;

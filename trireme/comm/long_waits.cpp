@@ -120,7 +120,7 @@ std::string LongWaits::describe_late(const Look& look, const std::map<int, PeerV
     text += "\n  " + describe_rank(late[shown], ranks.at(late[shown]));
   }
   text +=
-      concat("\n  It goes on until ", format_seconds(in_seconds(limits_.end)),
+      concat("\n  It goes on until ", format_seconds(in_seconds(wait.on_device ? limits_.end_on_device : limits_.end)),
              " have passed. TRIREME_TIMEOUT=SECONDS changes that, TRIREME_WARN_AFTER=SECONDS when this warning comes.");
   const std::string advice = advice_for(wait.group);
   return text + (advice.empty() ? "" : "\n  " + advice);

@@ -18,6 +18,8 @@ namespace trireme::comm {
 struct WaitLimits {
   /// Longest duration of an operation.
   std::chrono::milliseconds end{0};
+  /// The same of one that a device was given, whose kernel holds a part of it meanwhile.
+  std::chrono::milliseconds end_on_device{0};
   /// Operations of this duration start a roll call, and again after each such interval. 0: never.
   std::chrono::milliseconds warn_after{0};
   /// Ends an operation that no rank will complete once that is known, before `end`.

@@ -33,6 +33,8 @@ using std::chrono::milliseconds;
 
 /// Time-out while late ranks live.
 constexpr milliseconds kEnd{std::chrono::minutes(30)};
+/// The same for operations on a device: NCCL's default in PyTorch.
+constexpr milliseconds kEndOnDevice{std::chrono::minutes(10)};
 constexpr milliseconds kWarnAfter{60'000};
 /// For ranks that have not connected at the start, which cannot be queried.
 constexpr milliseconds kStart{60'000};
@@ -69,7 +71,10 @@ WaitLimits limits_of(const WorldOptions& options, std::optional<milliseconds> ti
       options.warn_after ? std::nullopt : seconds_from("TRIREME_WARN_AFTER", "Unset it for 60 seconds.");
   const milliseconds end = timeout.value_or(kEnd);
   const milliseconds warn_after = options.warn_after.value_or(from_environment.value_or(kWarnAfter));
-  return {.end = end, .warn_after = warn_after < end ? warn_after : milliseconds(0), .gives_up = !timeout};
+  return {.end = end,
+          .end_on_device = timeout.value_or(kEndOnDevice),
+          .warn_after = warn_after < end ? warn_after : milliseconds(0),
+          .gives_up = !timeout};
 }
 
 std::string backend_from(const WorldOptions& options) {
@@ -140,8 +145,9 @@ class World::Impl {
       refuse_to_open(setup, all);
     }
     auto routes = std::make_unique<Routes>(connect(setup, candidates(setup, at::kCPU)), device_routes(setup));
-    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), limits_.end, watch_,
-                                                environment_.size, open_another, launch_order(setup));
+    auto state =
+        std::make_shared<Group::State>(name, key, ranks, std::move(routes), limits_.end, watch_, environment_.size,
+                                       open_another, launch_order(setup), limits_.end_on_device);
     watch_->add(state);
     return keep(std::move(state));
   }
@@ -244,6 +250,7 @@ class World::Impl {
         routes[type] = [this, setup](at::Device device) {
           GroupSetup own = setup;
           own.device = device;
+          own.timeout = limits_.end_on_device;
           own.store = setup.store.scoped(concat(c10::DeviceTypeName(device.type(), /*lower_case=*/true), "/"));
           const BackendEntry* const entry = agree(own, candidates(own, device.type()).front());
           own.connect_host = [this, setup](const std::string& suffix) {

@@ -19,9 +19,9 @@ struct WorldOptions {
   /// the host ("staged"). TRIREME_BACKEND overrides "auto".
   std::string backend = "auto";
   /// Ends a collective or message that takes this long, for any reason; its error names the ranks that did not join.
-  /// Also limits how long ranks wait for each other at the start. Unset: 30 minutes while late ranks live, less if no
-  /// rank will join (see warn_after), and 60 seconds at the start. TRIREME_TIMEOUT (seconds) sets it if this does
-  /// not.
+  /// Also limits how long ranks wait for each other at the start. Unset: 30 minutes while late ranks live, 10 on a GPU,
+  /// less if no rank will join (see warn_after), 60 seconds at the start. TRIREME_TIMEOUT (seconds) sets it if this
+  /// does not.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   /// Checks a collective or message that takes this long, 60 seconds unless set. A warning names late ranks that live.
   /// If no rank will complete it (one has ended, is stopped, or ranks wait for each other), it ends then, unless
