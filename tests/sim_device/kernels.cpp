@@ -49,6 +49,7 @@ class Call {
     own.grad = touch(args.grad, n_ * bytes_of(args.grad_type), false);
     own.param_copy = touch(args.param_copy, n_ * bytes_of(args.copy_type), true);
     own.device_grad_scale = touch(args.device_grad_scale, 4, false);
+    own.step_scalars = touch(args.step_scalars, 4 * kernels::kStepScalars, false);
     return own;
   }
   void launch(const char* name) const { sim::launch(name, touched_); }

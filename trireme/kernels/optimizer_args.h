@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/kernels/device.h>
 #include <trireme/kernels/element.h>
 
 #include <cstdint>
@@ -35,6 +36,27 @@ struct StateArray {
   float* scales = nullptr;
 };
 
+/// The numbers that change from step to step, for parameters with the same options: a row of kStepScalars words. Each
+/// optimizer uses some of them, under the names in its arguments (set_scalars()).
+struct StepScalars {
+  float weight_decay = 0;
+  float param_scale = 1;
+  /// Or lr, where the rule calls it so.
+  float step_size = 0;
+  float root_scale = 1;
+  float one_minus_beta1 = 0;
+  float beta2 = 0;
+  float one_minus_beta2 = 0;
+  uint32_t seed = kToNearest;
+  /// LambScale's.
+  double lr_times_correction = 0;
+  /// SGD's: 1 in the first step, else 0.
+  uint32_t first = 0;
+  uint32_t reserved = 0;
+};
+inline constexpr int64_t kStepScalars = 12;
+static_assert(sizeof(StepScalars) == 4 * kStepScalars);
+
 /// Arguments of every optimizer.
 struct StepArgs {
   /// The parameters, or their fp32 masters.
@@ -55,6 +77,10 @@ struct StepArgs {
   /// decrease at beta2 = 0.999). The random bits are a hash of the seed and the number, so they do not depend on ranges
   /// or shards.
   uint32_t seed = kToNearest;
+  /// Replaces the numbers of the step, the seed included, so that a captured launch can be repeated in later steps: a
+  /// row in memory of the device. nullptr: those here count. Kernels over raw pointers of the CPU (kernels.h) ignore
+  /// it.
+  const StepScalars* step_scalars = nullptr;
 };
 
 /// Adam over [begin, end); the scalars are those of one step.
@@ -191,6 +217,62 @@ struct LambScale {
   double min_coeff = 0;
   double max_coeff = 0;
 };
+
+/// Sets the numbers of a step in arguments, and in LAMB's scale.
+TRIREME_DEVICE inline void set_scalars(AdamArgs& args, const StepScalars& row) {
+  args.seed = row.seed;
+  args.weight_decay = row.weight_decay;
+  args.param_scale = row.param_scale;
+  args.one_minus_beta1 = row.one_minus_beta1;
+  args.beta2 = row.beta2;
+  args.one_minus_beta2 = row.one_minus_beta2;
+  args.step_size = row.step_size;
+  args.root_scale = row.root_scale;
+}
+TRIREME_DEVICE inline void set_scalars(SgdArgs& args, const StepScalars& row) {
+  args.seed = row.seed;
+  args.weight_decay = row.weight_decay;
+  args.lr = row.step_size;
+  args.first = row.first != 0;
+}
+TRIREME_DEVICE inline void set_scalars(LionArgs& args, const StepScalars& row) {
+  args.seed = row.seed;
+  args.param_scale = row.param_scale;
+  args.lr = row.step_size;
+  args.one_minus_beta1 = row.one_minus_beta1;
+  args.one_minus_beta2 = row.one_minus_beta2;
+}
+TRIREME_DEVICE inline void set_scalars(AdagradArgs& args, const StepScalars& row) {
+  args.seed = row.seed;
+  args.weight_decay = row.weight_decay;
+  args.lr = row.step_size;
+}
+TRIREME_DEVICE inline void set_scalars(RmspropArgs& args, const StepScalars& row) {
+  args.seed = row.seed;
+  args.weight_decay = row.weight_decay;
+  args.lr = row.step_size;
+}
+TRIREME_DEVICE inline void set_scalars(LambArgs& args, const StepScalars& row) {
+  args.seed = row.seed;
+  args.weight_decay = row.weight_decay;
+  args.one_minus_beta1 = row.one_minus_beta1;
+  args.beta2 = row.beta2;
+  args.one_minus_beta2 = row.one_minus_beta2;
+}
+
+/// The arguments with the numbers of their row, if there is one.
+template <class Args>
+TRIREME_DEVICE inline Args with_scalars(const Args& args) {
+  Args own = args;
+  if (args.step_scalars != nullptr) {
+    set_scalars(own, *args.step_scalars);
+  }
+  return own;
+}
+
+TRIREME_DEVICE inline double rate_of(const LambArgs& args, const LambScale& scale) {
+  return args.step_scalars != nullptr ? args.step_scalars->lr_times_correction : scale.lr_times_correction;
+}
 
 /// Sums of squares of the parameters and of LAMB's u.
 struct LambSums {

@@ -21,7 +21,7 @@ struct AdamMoments {
   static constexpr bool kDecayInGradient = kDecay;
 
   template <class A>
-  explicit AdamMoments(const A& args)
+  TRIREME_DEVICE explicit AdamMoments(const A& args)
       : weight_decay(V::all(args.weight_decay)),
         one_minus_beta1(V::all(args.one_minus_beta1)),
         beta2(V::all(args.beta2)),
@@ -43,7 +43,7 @@ struct AdamRule : AdamMoments<V, kDecay> {
   using Args = AdamArgs;
   static constexpr bool kSteps = true;
 
-  explicit AdamRule(const AdamArgs& args)
+  TRIREME_DEVICE explicit AdamRule(const AdamArgs& args)
       : AdamMoments<V, kDecay>(args),
         param_scale(V::all(args.param_scale)),
         step_size(V::all(args.step_size)),
@@ -82,7 +82,7 @@ struct LambMoments : AdamMoments<V, false> {
 /// LAMB's u.
 template <class V>
 struct LambDirection {
-  explicit LambDirection(const LambArgs& args)
+  TRIREME_DEVICE explicit LambDirection(const LambArgs& args)
       : weight_decay(V::all(args.weight_decay)),
         eps_in(V::all(args.eps_inside_root ? args.eps : 0)),
         eps_out(V::all(args.eps_inside_root ? 0 : args.eps)) {}
@@ -102,7 +102,7 @@ struct SgdRule {
   static constexpr bool kDecayInGradient = true;
   static constexpr bool kSteps = true;
 
-  explicit SgdRule(const SgdArgs& args)
+  TRIREME_DEVICE explicit SgdRule(const SgdArgs& args)
       : weight_decay(V::all(args.weight_decay)),
         lr(V::all(args.lr)),
         momentum(V::all(args.momentum)),
@@ -140,7 +140,7 @@ struct Lion {
   static constexpr bool kDecayInGradient = false;
   static constexpr bool kSteps = true;
 
-  explicit Lion(const LionArgs& args)
+  TRIREME_DEVICE explicit Lion(const LionArgs& args)
       : param_scale(V::all(args.param_scale)),
         lr(V::all(args.lr)),
         one_minus_beta1(V::all(args.one_minus_beta1)),
@@ -165,7 +165,7 @@ struct Adagrad {
   static constexpr bool kDecayInGradient = true;
   static constexpr bool kSteps = true;
 
-  explicit Adagrad(const AdagradArgs& args)
+  TRIREME_DEVICE explicit Adagrad(const AdagradArgs& args)
       : weight_decay(V::all(args.weight_decay)), lr(V::all(args.lr)), eps(V::all(args.eps)) {}
 
   TRIREME_DEVICE static const StateArray& state(const AdagradArgs& args, int) { return args.sum; }
@@ -185,7 +185,7 @@ struct RmspropRule {
   static constexpr bool kDecayInGradient = true;
   static constexpr bool kSteps = true;
 
-  explicit RmspropRule(const RmspropArgs& args)
+  TRIREME_DEVICE explicit RmspropRule(const RmspropArgs& args)
       : weight_decay(V::all(args.weight_decay)),
         lr(V::all(args.lr)),
         alpha(V::all(args.alpha)),

@@ -21,13 +21,17 @@ const std::vector<StateInfo>& Adagrad::states() const {
   return states_;
 }
 
+void Adagrad::set_scalars(kernels::StepScalars& row, const StepValues& values) const {
+  row.weight_decay = static_cast<float>(values.weight_decay);
+  row.step_size = static_cast<float>(values.lr / (1 + static_cast<double>(values.step - 1) * options_.lr_decay));
+}
+
 void Adagrad::step(const ShardStep& shard) const {
   check_shard(shard, *this);
   kernels::AdagradArgs args;
   set_arrays(args, shard);
+  kernels::set_scalars(args, scalars(shard));
   args.sum = state_array(shard, 0);
-  args.weight_decay = static_cast<float>(shard.weight_decay);
-  args.lr = static_cast<float>(shard.lr / (1 + static_cast<double>(shard.step - 1) * options_.lr_decay));
   args.eps = static_cast<float>(options_.eps);
   kernels_for(shard.param).adagrad(args, shard.param.numel(), shard.param.device());
 }

@@ -20,29 +20,32 @@ const std::vector<StateInfo>& Adam::states() const {
   return states;
 }
 
-void Adam::step(const ShardStep& shard) const {
-  check_shard(shard, *this);
-  const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
-  const double step = static_cast<double>(shard.step);
+void Adam::set_scalars(kernels::StepScalars& row, const StepValues& values) const {
+  const Betas betas = values.betas.value_or(Betas{options_.beta1, options_.beta2});
+  const double step = static_cast<double>(values.step);
   // Computed in double and rounded once: 1 - beta2 in fp32 would lose four digits.
   const double correction1 = options_.bias_correction ? 1 - std::pow(betas.beta1, step) : 1;
-  const bucket::HeldMoments& held = shard.held;
+  const bucket::HeldMoments& held = values.held;
   const double correction2 =
-      options_.bias_correction ? 1 - std::pow(betas.beta2, static_cast<double>(held.second_steps.value_or(shard.step)))
+      options_.bias_correction ? 1 - std::pow(betas.beta2, static_cast<double>(held.second_steps.value_or(values.step)))
                                : 1;
   const bool decoupled = options_.decoupled_weight_decay;
+  row.weight_decay = decoupled ? 0 : static_cast<float>(values.weight_decay);
+  row.param_scale = decoupled ? static_cast<float>(1 - values.lr * values.weight_decay) : 1;
+  row.one_minus_beta1 = held.first ? 0 : static_cast<float>(1 - betas.beta1);
+  row.beta2 = held.second ? 1 : static_cast<float>(betas.beta2);
+  row.one_minus_beta2 = held.second ? 0 : static_cast<float>(1 - betas.beta2);
+  row.step_size = static_cast<float>(values.lr / correction1);
+  row.root_scale = static_cast<float>(1 / std::sqrt(correction2));
+}
 
+void Adam::step(const ShardStep& shard) const {
+  check_shard(shard, *this);
   kernels::AdamArgs args;
   set_arrays(args, shard);
+  kernels::set_scalars(args, scalars(shard));
   args.exp_avg = state_array(shard, 0);
   args.exp_avg_sq = state_array(shard, 1);
-  args.weight_decay = decoupled ? 0 : static_cast<float>(shard.weight_decay);
-  args.param_scale = decoupled ? static_cast<float>(1 - shard.lr * shard.weight_decay) : 1;
-  args.one_minus_beta1 = held.first ? 0 : static_cast<float>(1 - betas.beta1);
-  args.beta2 = held.second ? 1 : static_cast<float>(betas.beta2);
-  args.one_minus_beta2 = held.second ? 0 : static_cast<float>(1 - betas.beta2);
-  args.step_size = static_cast<float>(shard.lr / correction1);
-  args.root_scale = static_cast<float>(1 / std::sqrt(correction2));
   args.eps = static_cast<float>(options_.eps);
   kernels_for(shard.param).adam(args, shard.param.numel(), shard.param.device());
 }

@@ -18,6 +18,7 @@ class Adam final : public Optimizer {
   void step(const ShardStep& shard) const override;
 
  private:
+  void set_scalars(kernels::StepScalars& row, const StepValues& values) const override;
   AdamOptions options_;
 };
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 namespace trireme::optim {
 namespace aten {
@@ -108,8 +109,31 @@ void for_pieces(int64_t begin, int64_t end, const F& f) {
   }
 }
 
+/// The step's numbers as ATen's operators need them: on the host, which waits for a row on the device.
+std::optional<kernels::StepScalars> row_of(const kernels::StepArgs& args, at::Device device) {
+  if (args.step_scalars == nullptr) {
+    return std::nullopt;
+  }
+  const at::Tensor row = at::for_blob(const_cast<kernels::StepScalars*>(args.step_scalars), {kernels::kStepScalars})
+                             .options(at::TensorOptions(at::kInt).device(device))
+                             .target_device(device)
+                             .make_tensor()
+                             .to(at::kCPU);
+  return *static_cast<const kernels::StepScalars*>(row.const_data_ptr());
+}
+
+template <class Args>
+Args with_host_scalars(const Args& args, at::Device device) {
+  Args own = args;
+  if (const auto row = row_of(args, device)) {
+    kernels::set_scalars(own, *row);
+  }
+  return own;
+}
+
 template <auto Step, class Args>
-void in_pieces(const Args& args, int64_t n, at::Device device) {
+void in_pieces(const Args& given, int64_t n, at::Device device) {
+  const Args args = with_host_scalars(given, device);
   for_pieces(0, n, [&](int64_t begin, int64_t end) { Step(args, StepRange{args, begin, end, device}); });
 }
 
@@ -219,7 +243,8 @@ at::Tensor lamb_direction(const kernels::LambArgs& args, const StepRange& part) 
   return part.read(args.exp_avg).div(root).add_(part.param(), args.weight_decay);
 }
 
-void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums, at::Device device) {
+void lamb_moments(const kernels::LambArgs& given, std::span<const Segment> segments, double* sums, at::Device device) {
+  const kernels::LambArgs args = with_host_scalars(given, device);
   for (const Segment& segment : segments) {
     const at::Tensor to = view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device);
     for_pieces(segment.begin, segment.end, [&](int64_t begin, int64_t end) {
@@ -234,8 +259,11 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segmen
   }
 }
 
-void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums,
+void lamb_apply(const kernels::LambArgs& given, std::span<const Segment> segments, const double* sums,
                 const kernels::LambScale& scale, at::Device device) {
+  const kernels::LambArgs args = with_host_scalars(given, device);
+  const auto row = row_of(given, device);
+  const double rate = row ? row->lr_times_correction : scale.lr_times_correction;
   for (const Segment& segment : segments) {
     const at::Tensor roots =
         view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device).sqrt();
@@ -243,8 +271,7 @@ void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments
     const at::Tensor update = roots.select(0, 1);
     const at::Tensor ratio = weight.div(update).clamp_(scale.min_coeff, scale.max_coeff);
     const at::Tensor usable = weight.gt(0).logical_and_(update.gt(0));
-    const at::Tensor step_size =
-        at::where(usable, ratio, at::ones({}, ratio.options())).mul_(scale.lr_times_correction).to(at::kFloat);
+    const at::Tensor step_size = at::where(usable, ratio, at::ones({}, ratio.options())).mul_(rate).to(at::kFloat);
     for_pieces(segment.begin, segment.end, [&](int64_t begin, int64_t end) {
       const StepRange part{args, begin, end, device};
       part.set_param(part.param().sub(lamb_direction(args, part).mul_(step_size)));

@@ -22,10 +22,10 @@ void parallel_ranges(int64_t n, const F& f) {
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) { f(first * kBlock, std::min(last * kBlock, n)); });
 }
 
-/// The arguments with the factor read from memory; nullopt if the call is to change nothing.
+/// The arguments with factor and step's numbers read from memory; nullopt if the call is to change nothing.
 template <class Args>
 std::optional<Args> with_scale(const Args& args) {
-  Args own = args;
+  Args own = kernels::with_scalars(args);
   if (args.device_grad_scale != nullptr) {
     own.grad_scale = *args.device_grad_scale;
     own.device_grad_scale = nullptr;
@@ -90,12 +90,13 @@ void lamb_apply(const kernels::LambArgs& given, std::span<const Segment> segment
   if (!args) {
     return;
   }
+  const double rate = kernels::rate_of(given, scale);
   std::vector<float> step_sizes;
   for (const Segment& segment : segments) {
     const double weight = std::sqrt(sums[2 * segment.parameter]);
     const double update = std::sqrt(sums[2 * segment.parameter + 1]);
     const double ratio = weight > 0 && update > 0 ? std::clamp(weight / update, scale.min_coeff, scale.max_coeff) : 1;
-    step_sizes.push_back(static_cast<float>(scale.lr_times_correction * ratio));
+    step_sizes.push_back(static_cast<float>(rate * ratio));
   }
   const std::vector<Block> blocks = blocks_of(segments);
   parallel_each(blocks.size(), [&](size_t i) {

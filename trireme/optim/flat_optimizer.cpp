@@ -53,6 +53,7 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
     shard.low_precision = buffer->scalar_type() != torch::kFloat32;
     shard.first_norm = 2 * tensors;
     tensors += shard.buffer->count();
+    group(shard);
     cut(shard);
     place(shard);
     keep(shard);
@@ -174,34 +175,6 @@ void FlatOptimizer::with_all_states(const Shard& shard, int64_t bucket, bool mod
   add_next();
 }
 
-void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale) {
-  follow_first_values();
-  ++steps_;
-  lr_ = lr;
-  betas_ = betas;
-  grad_scale_ = grad_scale;
-  device_grad_scale_ = std::move(device_grad_scale);
-  prepared_ = false;
-  for (Shard& shard : shards_) {
-    shard.unused.clear();
-    shard.rows.clear();
-    shard.gradients.clear();
-  }
-}
-
-bool FlatOptimizer::set_lr_factors(std::span<const double> of_group) {
-  bool changed = false;
-  for (Shard& shard : shards_) {
-    for (ParameterOptions& options : shard.options) {
-      if (options.group >= 0 && options.group < std::ssize(of_group)) {
-        changed = changed || options.lr_factor != of_group[options.group];
-        options.lr_factor = of_group[options.group];
-      }
-    }
-  }
-  return changed;
-}
-
 void FlatOptimizer::give_gradient(int64_t buffer, int64_t bucket, at::Tensor gradient) {
   Shard& shard = shards_[buffer];
   const int64_t numel = shard.buffer->layout().buckets()[bucket].numel();
@@ -288,6 +261,9 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const Chunk& chunk, cons
   step.weight_decay = options.weight_decay;
   step.grad_scale = given ? 1 : grad_scale_;
   step.device_grad_scale = given ? at::Tensor() : device_grad_scale_;
+  if (device_scalars_.defined() && !shard.on_host[bucket]) {
+    step.step_scalars = device_scalars_.select(0, shard.group[segments[first].parameter]);
+  }
   step.step = steps_;
   step.held = held_;
   return step;

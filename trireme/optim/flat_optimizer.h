@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace trireme::optim {
@@ -63,8 +64,14 @@ class FlatOptimizer : public bucket::SteppedValues {
   void with_values(int64_t buffer, int64_t bucket, Access access, const std::function<void(const Values&)>& f) override;
 
   /// Starts a step with these values and counts it; call it before step_bucket(). For `grad_scale` and
-  /// `device_grad_scale` see ShardStep.
-  void begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale = {});
+  /// `device_grad_scale` see ShardStep. `device_scalars`: rows as step_scalars() has them, on the device, which replace
+  /// `lr`, `betas` and the step's number there. Buckets that are stepped on the host do not read them.
+  void begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale = {},
+                  at::Tensor device_scalars = {});
+  /// The numbers of step `step` (of the next: steps() + 1; of the next if the last one did not count: steps()) for each
+  /// group of parameters with the same options: [groups, kernels::kStepScalars], int32 words of kernels::StepScalars,
+  /// on the host. Uses the factors of set_lr_factors(). Errors: Error with a step below 1.
+  at::Tensor step_scalars(double lr, std::optional<Betas> betas, int64_t step) const;
   /// Sets lr_factor of ParameterOptions::group g to `of_group[g]`; call it before begin_step(). Returns whether one
   /// changed. Empty: nothing changes.
   bool set_lr_factors(std::span<const double> of_group);
@@ -180,6 +187,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   struct Shard {
     bucket::FlatParameters* buffer;
     std::vector<ParameterOptions> options; // per parameter
+    std::vector<int64_t> group;            // per parameter, of groups_
     bool low_precision;                    // the parameters are not fp32, and have masters
     std::vector<Chunk> chunks;             // by their number in the store
     std::vector<int64_t> first_chunk;      // per bucket, and the end
@@ -210,6 +218,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// The range of a bucket that this rank steps.
   bucket::Range owned(const Shard& shard, int64_t bucket) const;
   void cut(Shard& shard) const;
+  void group(Shard& shard);
   void place(Shard& shard);
   void keep(Shard& shard);
   static bool has_masters(const Shard& shard);
@@ -263,6 +272,8 @@ class FlatOptimizer : public bucket::SteppedValues {
   bucket::HeldMoments held_;
   double grad_scale_ = 1;
   at::Tensor device_grad_scale_;
+  at::Tensor device_scalars_;                       // [groups, kernels::kStepScalars]; undefined: by value
+  std::vector<std::pair<int64_t, int64_t>> groups_; // a buffer and parameter of each group with the same options
   std::function<void(at::Tensor&, int)> sum_over_;
   at::Device device_ = at::kCPU; // of all buffers
   at::Tensor norms_;             // for every tensor of every buffer, as ShardStep::norms

@@ -51,17 +51,28 @@ const std::vector<StateInfo>& Lamb::states() const {
   return states;
 }
 
+void Lamb::set_scalars(kernels::StepScalars& row, const StepValues& values) const {
+  const Betas betas = values.betas.value_or(Betas{options_.beta1, options_.beta2});
+  const bucket::HeldMoments& held = values.held;
+  const double step = static_cast<double>(values.step);
+  const double second_steps = static_cast<double>(held.second_steps.value_or(values.step));
+  const double correction = options_.bias_correction
+                                ? std::sqrt(1 - std::pow(betas.beta2, second_steps)) / (1 - std::pow(betas.beta1, step))
+                                : 1;
+  row.weight_decay = static_cast<float>(values.weight_decay);
+  row.one_minus_beta1 = held.first ? 0 : static_cast<float>(1 - betas.beta1);
+  row.beta2 = held.second ? 1 : static_cast<float>(betas.beta2);
+  row.one_minus_beta2 = held.second ? 0 : static_cast<float>(1 - betas.beta2);
+  row.lr_times_correction = values.lr * correction;
+}
+
 kernels::LambArgs Lamb::args_of(const ShardStep& shard) const {
   check_shard(shard, *this);
-  const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
   kernels::LambArgs args;
   set_arrays(args, shard);
+  kernels::set_scalars(args, scalars(shard));
   args.exp_avg = state_array(shard, 0);
   args.exp_avg_sq = state_array(shard, 1);
-  args.weight_decay = static_cast<float>(shard.weight_decay);
-  args.one_minus_beta1 = shard.held.first ? 0 : static_cast<float>(1 - betas.beta1);
-  args.beta2 = shard.held.second ? 1 : static_cast<float>(betas.beta2);
-  args.one_minus_beta2 = shard.held.second ? 0 : static_cast<float>(1 - betas.beta2);
   args.eps = static_cast<float>(options_.eps);
   args.eps_inside_root = options_.eps_inside_sqrt;
   return args;
@@ -87,20 +98,14 @@ at::Tensor Lamb::trust_ratios(const at::Tensor& norms) const {
 void Lamb::step(const ShardStep& shard) const {
   const kernels::LambArgs args = args_of(shard);
   check_norms(shard, shard.norms);
-  const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
-  const double step = static_cast<double>(shard.step);
-  const double second_steps = static_cast<double>(shard.held.second_steps.value_or(shard.step));
-  const double correction = options_.bias_correction
-                                ? std::sqrt(1 - std::pow(betas.beta2, second_steps)) / (1 - std::pow(betas.beta1, step))
-                                : 1;
   // Ratios that were set are already clamped.
   const bool given = shard.held.first;
   const double least = given ? 0 : options_.min_coeff;
   const double most = given ? std::numeric_limits<double>::infinity() : options_.max_coeff;
   if (!shard.segments.empty()) {
     kernels_for(shard.param)
-        .lamb_apply(args, shard.segments, shard.norms.const_data_ptr<double>(), {shard.lr * correction, least, most},
-                    shard.param.device());
+        .lamb_apply(args, shard.segments, shard.norms.const_data_ptr<double>(),
+                    {scalars(shard).lr_times_correction, least, most}, shard.param.device());
   }
 }
 

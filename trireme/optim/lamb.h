@@ -24,6 +24,7 @@ class Lamb final : public Optimizer {
   at::Tensor trust_ratios(const at::Tensor& norms) const override;
 
  private:
+  void set_scalars(kernels::StepScalars& row, const StepValues& values) const override;
   kernels::LambArgs args_of(const ShardStep& shard) const;
 
   LambOptions options_;

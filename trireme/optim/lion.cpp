@@ -18,16 +18,20 @@ const std::vector<StateInfo>& Lion::states() const {
   return states;
 }
 
+void Lion::set_scalars(kernels::StepScalars& row, const StepValues& values) const {
+  const Betas betas = values.betas.value_or(Betas{options_.beta1, options_.beta2});
+  row.param_scale = static_cast<float>(1 - values.lr * values.weight_decay);
+  row.step_size = static_cast<float>(values.lr);
+  row.one_minus_beta1 = static_cast<float>(1 - betas.beta1);
+  row.one_minus_beta2 = static_cast<float>(1 - betas.beta2);
+}
+
 void Lion::step(const ShardStep& shard) const {
   check_shard(shard, *this);
-  const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
   kernels::LionArgs args;
   set_arrays(args, shard);
+  kernels::set_scalars(args, scalars(shard));
   args.exp_avg = state_array(shard, 0);
-  args.param_scale = static_cast<float>(1 - shard.lr * shard.weight_decay);
-  args.lr = static_cast<float>(shard.lr);
-  args.one_minus_beta1 = static_cast<float>(1 - betas.beta1);
-  args.one_minus_beta2 = static_cast<float>(1 - betas.beta2);
   kernels_for(shard.param).lion(args, shard.param.numel(), shard.param.device());
 }
 

@@ -1,6 +1,7 @@
 #include <trireme/optim/optimizer.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/hash.h>
 #include <trireme/base/overloaded.h>
 #include <trireme/optim/adagrad.h>
 #include <trireme/optim/adam.h>
@@ -16,11 +17,27 @@
 namespace trireme::optim {
 namespace {
 
+// Gives each step an independent seed for rounding.
+uint32_t seed_of(int64_t step) {
+  const auto seed = static_cast<uint32_t>(mix64(static_cast<uint64_t>(step) * kMixStep) >> 32);
+  return seed == kernels::kToNearest ? 1 : seed;
+}
+
 kernels::StateArray codes_and_scales(const at::Tensor& codes, const at::Tensor& scales) {
   return {codes.mutable_data_ptr(), kernels::Element::u8, scales.mutable_data_ptr<float>()};
 }
 
 } // namespace
+
+kernels::StepScalars Optimizer::scalars(const StepValues& values) const {
+  if (values.step < 1) {
+    throw Error("optim", concat(name(), ": steps count from 1, got ", values.step, '.'));
+  }
+  kernels::StepScalars row;
+  row.seed = seed_of(values.step);
+  set_scalars(row, values);
+  return row;
+}
 
 void Optimizer::prepare(const ShardStep&, const at::Tensor&) const {
   throw Error("optim", concat(name(), ": a step has one phase, prepare() is for those that need norms."));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/kernels/optimizer_args.h>
 #include <trireme/optim/states.h>
 #include <trireme/shards/bucket/stepped_values.h>
 
@@ -28,10 +29,25 @@ struct Betas {
   double beta2 = 0.999;
 };
 
+/// What the numbers of a step follow from, for parameters with the same options.
+struct StepValues {
+  double lr = 0;
+  double weight_decay = 0;
+  /// 1 for the first step. Bias correction uses it. It also seeds the stochastic rounding of bf16 and 8-bit states,
+  /// with new random bits in each step. Rounding to nearest would drop changes below half a unit in the last place
+  /// (kernels/optimizer_args.h).
+  int64_t step = 1;
+  /// Overrides the optimizer's betas (Adam, LAMB and Lion): Schedule::betas_at() gives them for OneCycle.
+  std::optional<Betas> betas;
+  /// Adam and LAMB: the moments that the gradient does not change. LAMB holds both or none; while it holds them,
+  /// `norms` give the trust ratio to use.
+  bucket::HeldMoments held;
+};
+
 /// The part of a flat buffer that one rank steps, and the values of the step.
 ///
 /// Shapes: all [n], contiguous, on one device.
-struct ShardStep {
+struct ShardStep : StepValues {
   /// fp32: the parameters, or their masters.
   at::Tensor param;
   /// fp32, bf16 or fp16.
@@ -46,22 +62,14 @@ struct ShardStep {
   /// With needs_norms(): for each Segment::parameter p the sums of squares over all ranks, of its weights at 2p and of
   /// its update at 2p + 1. fp64, on the shard's device.
   at::Tensor norms;
-  double lr = 0;
-  double weight_decay = 0;
   /// Multiplies each gradient as it is read, so unscaling and clipping need no extra pass.
   double grad_scale = 1;
   /// Replaces grad_scale if only the device knows the factor: one element, fp32, on the shard's device. NaN: the step
   /// changes nothing. May be undefined.
   at::Tensor device_grad_scale;
-  /// 1 for the first step. Bias correction uses it. It also seeds the stochastic rounding of bf16 and 8-bit states,
-  /// with new random bits in each step. Rounding to nearest would drop changes below half a unit in the last place
-  /// (kernels/optimizer_args.h).
-  int64_t step = 1;
-  /// Overrides the optimizer's betas (Adam, LAMB and Lion): Schedule::betas_at() gives them for OneCycle.
-  std::optional<Betas> betas;
-  /// Adam and LAMB: the moments that the gradient does not change. LAMB holds both or none; while it holds them,
-  /// `norms` give the trust ratio to use.
-  bucket::HeldMoments held;
+  /// One row of [kernels::kStepScalars] int32 words on the shard's device, which replaces StepValues there; may be
+  /// undefined. Optimizer::scalars() has the row.
+  at::Tensor step_scalars;
 };
 
 /// Updates shards in one pass over memory, on all threads of at::parallel_for. Holds hyper-parameters only; the owner
@@ -72,6 +80,8 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual const char* name() const = 0;
   virtual const std::vector<StateInfo>& states() const = 0;
+  /// The numbers of a step, computed in double and rounded once. Errors: Error with a step below 1.
+  kernels::StepScalars scalars(const StepValues& values) const;
   /// Updates param, states and param_copy in place. The bits do not depend on the number of threads, the SIMD width, or
   /// how a buffer is cut into shards (8-bit states: cut at multiples of kStateBlock; LAMB: up to rounding of the norms,
   /// in double). Cost: Adam in fp32 reads 4 and writes 3 arrays once, 28 bytes per element; kernels/optimizer_args.h
@@ -88,6 +98,10 @@ class Optimizer {
   virtual at::Tensor trust_ratios(const at::Tensor& norms) const;
 
   StateType state_type() const { return state_type_; }
+
+ protected:
+  /// Sets those that the rule has, but for the seed.
+  virtual void set_scalars(kernels::StepScalars& row, const StepValues& values) const = 0;
 
  private:
   StateType state_type_;

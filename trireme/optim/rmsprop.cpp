@@ -28,10 +28,16 @@ const std::vector<StateInfo>& Rmsprop::states() const {
   return states_;
 }
 
+void Rmsprop::set_scalars(kernels::StepScalars& row, const StepValues& values) const {
+  row.weight_decay = static_cast<float>(values.weight_decay);
+  row.step_size = static_cast<float>(values.lr);
+}
+
 void Rmsprop::step(const ShardStep& shard) const {
   check_shard(shard, *this);
   kernels::RmspropArgs args;
   set_arrays(args, shard);
+  kernels::set_scalars(args, scalars(shard));
   size_t next = 0;
   args.square_avg = state_array(shard, next++);
   if (options_.centered) {
@@ -40,8 +46,6 @@ void Rmsprop::step(const ShardStep& shard) const {
   if (options_.momentum > 0) {
     args.momentum_buffer = state_array(shard, next++);
   }
-  args.weight_decay = static_cast<float>(shard.weight_decay);
-  args.lr = static_cast<float>(shard.lr);
   args.alpha = static_cast<float>(options_.alpha);
   args.one_minus_alpha = static_cast<float>(1 - options_.alpha);
   args.momentum = static_cast<float>(options_.momentum);

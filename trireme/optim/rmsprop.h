@@ -17,6 +17,7 @@ class Rmsprop final : public Optimizer {
   void step(const ShardStep& shard) const override;
 
  private:
+  void set_scalars(kernels::StepScalars& row, const StepValues& values) const override;
   RmspropOptions options_;
   std::vector<StateInfo> states_;
 };

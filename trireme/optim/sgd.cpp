@@ -24,19 +24,23 @@ const std::vector<StateInfo>& Sgd::states() const {
   return states_;
 }
 
+void Sgd::set_scalars(kernels::StepScalars& row, const StepValues& values) const {
+  row.weight_decay = static_cast<float>(values.weight_decay);
+  row.step_size = static_cast<float>(values.lr);
+  row.first = values.step == 1 ? 1 : 0;
+}
+
 void Sgd::step(const ShardStep& shard) const {
   check_shard(shard, *this);
   kernels::SgdArgs args;
   set_arrays(args, shard);
+  kernels::set_scalars(args, scalars(shard));
   if (!shard.states.empty()) {
     args.momentum_buffer = state_array(shard, 0);
   }
-  args.weight_decay = static_cast<float>(shard.weight_decay);
-  args.lr = static_cast<float>(shard.lr);
   args.momentum = static_cast<float>(options_.momentum);
   args.one_minus_dampening = static_cast<float>(1 - options_.dampening);
   args.nesterov = options_.nesterov;
-  args.first = shard.step == 1;
   kernels_for(shard.param).sgd(args, shard.param.numel(), shard.param.device());
 }
 

@@ -1,7 +1,6 @@
 #include <trireme/optim/shard_check.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/hash.h>
 #include <trireme/base/text.h>
 
 namespace trireme::optim {
@@ -12,6 +11,7 @@ const char* short_name(at::ScalarType type) {
          : type == at::kBFloat16 ? "bf16"
          : type == at::kHalf     ? "fp16"
          : type == at::kDouble   ? "fp64"
+         : type == at::kInt      ? "int32"
                                  : "uint8";
 }
 
@@ -57,6 +57,9 @@ void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
   if (shard.device_grad_scale.defined()) {
     check_flat(shard.device_grad_scale, prefix + "device_grad_scale", {at::kFloat}, device);
   }
+  if (shard.step_scalars.defined()) {
+    check_flat(shard.step_scalars, prefix + "step_scalars", {at::kInt}, device);
+  }
   const auto& infos = optimizer.states();
   const size_t scales = optimizer.state_type() == StateType::int8 ? infos.size() : 0;
   if (shard.states.size() != infos.size() || shard.scales.size() != scales) {
@@ -74,9 +77,6 @@ void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
                                   blocks, " are needed."));
     }
   }
-  if (shard.step < 1) {
-    throw Error("optim", concat(prefix, "steps count from 1, got ", shard.step, '.'));
-  }
 }
 
 void check_option(bool holds, const char* optimizer, const char* option, const char* range, double value) {
@@ -93,18 +93,7 @@ kernels::Element element_of(at::ScalarType type) {
                                : Element::f32;
 }
 
-namespace {
-
-// Gives each step an independent seed for rounding.
-uint32_t seed_of(int64_t step) {
-  const auto seed = static_cast<uint32_t>(mix64(static_cast<uint64_t>(step) * kMixStep) >> 32);
-  return seed == kernels::kToNearest ? 1 : seed;
-}
-
-} // namespace
-
 void set_arrays(kernels::StepArgs& args, const ShardStep& shard) {
-  args.seed = seed_of(shard.step);
   args.param = shard.param.mutable_data_ptr<float>();
   args.grad = shard.grad.const_data_ptr();
   args.grad_type = element_of(shard.grad.scalar_type());
@@ -115,6 +104,9 @@ void set_arrays(kernels::StepArgs& args, const ShardStep& shard) {
   args.grad_scale = static_cast<float>(shard.grad_scale);
   if (shard.device_grad_scale.defined()) {
     args.device_grad_scale = shard.device_grad_scale.const_data_ptr<float>();
+  }
+  if (shard.step_scalars.defined()) {
+    args.step_scalars = static_cast<const kernels::StepScalars*>(shard.step_scalars.const_data_ptr());
   }
 }
 

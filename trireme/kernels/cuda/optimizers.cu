@@ -130,7 +130,9 @@ __device__ inline void store_params(const Lane (&p)[kEach], const StepArgs& args
 
 template <class Rule>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
-    step_kernel(const Rule rule, const typename Rule::Args args, int64_t begin, int64_t end, bool aligned) {
+    step_kernel(const typename Rule::Args given, int64_t begin, int64_t end, bool aligned) {
+  const typename Rule::Args args = with_scalars(given);
+  const Rule rule(args);
   const Lane scale = scale_of(args);
   if (is_nan(scale)) {
     return;
@@ -155,7 +157,7 @@ void step(const typename Rule<Lane>::Args& args, int64_t begin, int64_t end, voi
     return;
   }
   TRIREME_LAUNCH(step_kernel<Rule<Lane>>, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))(
-      Rule<Lane>(args), args, begin, end, is_aligned<Rule<Lane>>(args));
+      args, begin, end, is_aligned<Rule<Lane>>(args));
   check_launch(name);
 }
 
@@ -230,8 +232,10 @@ __global__ void add_partials_kernel(const double* partials, int count, double* s
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
-    lamb_moments_kernel(const LambMoments<Lane> rule, const LambDirection<Lane> direction, const LambArgs args,
-                        int64_t begin, int64_t end, double* partials, bool aligned) {
+    lamb_moments_kernel(const LambArgs given, int64_t begin, int64_t end, double* partials, bool aligned) {
+  const LambArgs args = with_scalars(given);
+  const LambMoments<Lane> rule(args);
+  const LambDirection<Lane> direction(args);
   __shared__ double room[kThreads];
   const Lane scale = scale_of(args);
   if (is_nan(scale)) {
@@ -264,8 +268,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
-    lamb_apply_kernel(const LambDirection<Lane> direction, const LambArgs args, int64_t begin, int64_t end,
-                      const double* sums, const LambScale scale, bool aligned) {
+    lamb_apply_kernel(const LambArgs given, int64_t begin, int64_t end, const double* sums, const LambScale scale,
+                      bool aligned) {
+  const LambArgs args = with_scalars(given);
+  const LambDirection<Lane> direction(args);
   if (is_nan(scale_of(args))) {
     return;
   }
@@ -274,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     ratio = ::sqrt(sums[0]) / ::sqrt(sums[1]);
     ratio = ratio < scale.min_coeff ? scale.min_coeff : ratio > scale.max_coeff ? scale.max_coeff : ratio;
   }
-  const Lane step_size = {static_cast<float>(scale.lr_times_correction * ratio)};
+  const Lane step_size = {static_cast<float>(rate_of(args, scale) * ratio)};
   each_block(begin, end, aligned, [&](const WarpBlock& block) {
     const Bits params = Bits::load(args.param, Element::f32, block);
     const auto m = StateOf<LambMoments<Lane>, 0>::load(args.exp_avg, block);
@@ -373,8 +379,8 @@ void lamb_moments(const LambArgs& args, int64_t begin, int64_t end, double* part
     return;
   }
   const unsigned blocks = blocks_for(end - begin, kNormBlocks);
-  TRIREME_LAUNCH(lamb_moments_kernel, blocks, kThreads, on)(LambMoments<Lane>(args), LambDirection<Lane>(args), args,
-                                                            begin, end, partials, is_aligned<LambMoments<Lane>>(args));
+  TRIREME_LAUNCH(lamb_moments_kernel, blocks, kThreads, on)(args, begin, end, partials,
+                                                            is_aligned<LambMoments<Lane>>(args));
   TRIREME_LAUNCH(add_partials_kernel, 2, kThreads, on)(partials, static_cast<int>(blocks), sums);
   check_launch("lamb_moments");
 }
@@ -385,7 +391,7 @@ void lamb_apply(const LambArgs& args, int64_t begin, int64_t end, const double* 
     return;
   }
   TRIREME_LAUNCH(lamb_apply_kernel, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))
-  (LambDirection<Lane>(args), args, begin, end, sums, scale, is_aligned<LambMoments<Lane>>(args));
+  (args, begin, end, sums, scale, is_aligned<LambMoments<Lane>>(args));
   check_launch("lamb_apply");
 }
 
