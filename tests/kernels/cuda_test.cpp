@@ -1,6 +1,8 @@
 // The CUDA kernels give the bits of the CPU's: on a CUDA device (kernels_cuda_test; skipped where there is none), and
 // compiled for the CPU (kernels_cuda_on_cpu_test), which runs everywhere.
 
+#include "device_arrays.h"
+
 #include <trireme/kernels/cuda/cuda_kernels.h>
 #include <trireme/kernels/kernels.h>
 
@@ -22,116 +24,6 @@ namespace {
 constexpr int64_t kSizes[] = {1, 255, 256, 257, 1000};
 constexpr int64_t kLarge = 100003;
 constexpr int64_t kSeveralRounds = 4096 * kStateBlock + 300;
-
-/// Bytes on the device with a copy here.
-class Array {
- public:
-  template <class T>
-  explicit Array(const std::vector<T>& values) : host_(values.size() * sizeof(T)) {
-    std::memcpy(host_.data(), values.data(), host_.size());
-    EXPECT_EQ(cudaMalloc(&device_, host_.size()), cudaSuccess);
-    EXPECT_EQ(cudaMemcpy(device_, host_.data(), host_.size(), cudaMemcpyHostToDevice), cudaSuccess);
-  }
-  ~Array() { cudaFree(device_); }
-  Array(const Array&) = delete;
-
-  template <class T>
-  T* get(bool on_device) {
-    return reinterpret_cast<T*>(on_device ? device_ : host_.data());
-  }
-  bool same() {
-    std::vector<char> found(host_.size());
-    EXPECT_EQ(cudaMemcpy(found.data(), device_, found.size(), cudaMemcpyDeviceToHost), cudaSuccess);
-    return found == host_;
-  }
-
- private:
-  std::vector<char> host_;
-  void* device_ = nullptr;
-};
-
-/// Types of a shard's arrays.
-struct Types {
-  Element state = Element::f32;
-  Element grad = Element::f32;
-  Element copy = Element::f32; ///< f32: no copy
-};
-
-Array gradients(const std::vector<float>& values, Element type) {
-  if (type == Element::f32) {
-    return Array(values);
-  }
-  std::vector<uint16_t> bits;
-  for (const float x : values) {
-    uint32_t wide;
-    std::memcpy(&wide, &x, sizeof(wide));
-    // In fp16: sign, an exponent that is at hand, the same fraction.
-    const uint32_t exponent = std::clamp<int>(static_cast<int>(wide >> 23 & 255) - 112, 0, 30);
-    bits.push_back(static_cast<uint16_t>(
-        type == Element::bf16 ? wide >> 16 : (wide >> 16 & 0x8000) | exponent << 10 | (wide >> 13 & 0x3ff)));
-  }
-  return Array(bits);
-}
-
-struct Shard {
-  Shard(int64_t n, const Types& types)
-      : n(n),
-        types(types),
-        param{random(n, 7)},
-        grad(gradients(random(n, 8), types.grad)),
-        copy{std::vector<uint16_t>(n, 0xabcd)} {
-    for (auto& state : states) {
-      state = std::make_unique<Array>(std::vector<char>(n * 4));
-    }
-    for (auto& scale : scales) {
-      scale = std::make_unique<Array>(std::vector<float>(n / kStateBlock + 1));
-    }
-  }
-  static std::vector<float> random(int64_t n, uint32_t seed) {
-    std::mt19937 generator(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> values(n);
-    for (float& x : values) {
-      x = normal(generator) * std::exp2(static_cast<float>(generator() % 12) - 8.0F);
-    }
-    return values;
-  }
-  template <class Args>
-  Args args(bool on_device, uint32_t seed) {
-    Args args;
-    args.param = param.get<float>(on_device);
-    args.grad = grad.get<char>(on_device);
-    args.grad_type = types.grad;
-    if (types.copy != Element::f32) {
-      args.param_copy = copy.get<uint16_t>(on_device);
-      args.copy_type = types.copy;
-    }
-    args.grad_scale = 0.37F;
-    if (on_device && (skips || types.grad != Element::f32)) {
-      args.grad_scale = 1e9F;
-      args.device_grad_scale = factors.get<float>(true) + (skips ? 1 : 0);
-    }
-    args.seed = seed;
-    return args;
-  }
-  StateArray state(int i, bool on_device) {
-    return {states[i]->get<char>(on_device), types.state, scales[i]->get<float>(on_device)};
-  }
-  bool same() {
-    bool all = param.same() && copy.same();
-    for (int i = 0; i < 3; ++i) {
-      all = all && states[i]->same() && scales[i]->same();
-    }
-    return all;
-  }
-
-  int64_t n;
-  Types types;
-  bool skips = false; // the device is given NaN for a factor
-  Array param, grad, copy;
-  Array factors{std::vector<float>{0.37F, std::nanf("")}};
-  std::unique_ptr<Array> states[3], scales[3];
-};
 
 class CudaTest : public testing::Test {
  protected:
@@ -201,14 +93,14 @@ AdamArgs adam_args(Shard& shard, bool on_device, uint32_t seed, float weight_dec
 
 void adam_step(Shard& shard, bool on_device, uint32_t seed, bool) {
   const AdamArgs a = adam_args(shard, on_device, seed, 0);
-  on_device ? cuda::adam(a, 0, shard.n, nullptr) : active_kernels().adam(a, 0, shard.n);
+  on_device ? cuda::adam(a, of(Segment{0, shard.n}), 1, nullptr) : active_kernels().adam(a, 0, shard.n);
 }
 
 TEST_F(CudaTest, AdamHasTheBitsOfTheCpu) {
   compare_all("adamw", false, adam_step);
   compare_all("adam", false, [](Shard& shard, bool on_device, uint32_t seed, bool) {
     const AdamArgs a = adam_args(shard, on_device, seed, 0.01F);
-    on_device ? cuda::adam(a, 0, shard.n, nullptr) : active_kernels().adam(a, 0, shard.n);
+    on_device ? cuda::adam(a, of(Segment{0, shard.n}), 1, nullptr) : active_kernels().adam(a, 0, shard.n);
   });
 }
 
@@ -234,7 +126,7 @@ TEST_F(CudaTest, RangesAndArraysOffMultiplesOfFourHaveTheBitsOfTheCpu) {
         a.param_copy = static_cast<uint16_t*>(a.param_copy) + offset;
         a.exp_avg.values = static_cast<uint16_t*>(a.exp_avg.values) + offset;
         a.exp_avg_sq.values = static_cast<uint16_t*>(a.exp_avg_sq.values) + offset;
-        on_device ? cuda::adam(a, begin, 1290, nullptr) : active_kernels().adam(a, begin, 1290);
+        on_device ? cuda::adam(a, of(Segment{begin, 1290}), 1, nullptr) : active_kernels().adam(a, begin, 1290);
       }
       EXPECT_TRUE(shard.same()) << "from " << begin << ", arrays at " << offset;
     }
@@ -255,7 +147,7 @@ TEST_F(CudaTest, SgdHasTheBitsOfTheCpu) {
       a.lr = 0.1F;
       a.momentum = 0.9F;
       a.one_minus_dampening = kind == 1 ? 0.8F : 1.0F;
-      on_device ? cuda::sgd(a, 0, shard.n, nullptr) : active_kernels().sgd(a, 0, shard.n);
+      on_device ? cuda::sgd(a, of(Segment{0, shard.n}), 1, nullptr) : active_kernels().sgd(a, 0, shard.n);
     });
   }
 }
@@ -268,7 +160,7 @@ TEST_F(CudaTest, LionAndAdagradHaveTheBitsOfTheCpu) {
     a.lr = 1e-3F;
     a.one_minus_beta1 = 0.1F;
     a.one_minus_beta2 = 0.01F;
-    on_device ? cuda::lion(a, 0, shard.n, nullptr) : active_kernels().lion(a, 0, shard.n);
+    on_device ? cuda::lion(a, of(Segment{0, shard.n}), 1, nullptr) : active_kernels().lion(a, 0, shard.n);
   });
   compare_all("adagrad", false, [](Shard& shard, bool on_device, uint32_t seed, bool) {
     auto a = shard.args<AdagradArgs>(on_device, seed);
@@ -276,7 +168,7 @@ TEST_F(CudaTest, LionAndAdagradHaveTheBitsOfTheCpu) {
     a.weight_decay = 0.01F;
     a.lr = 0.01F;
     a.eps = 1e-10F;
-    on_device ? cuda::adagrad(a, 0, shard.n, nullptr) : active_kernels().adagrad(a, 0, shard.n);
+    on_device ? cuda::adagrad(a, of(Segment{0, shard.n}), 1, nullptr) : active_kernels().adagrad(a, 0, shard.n);
   });
 }
 
@@ -299,7 +191,7 @@ TEST_F(CudaTest, RmspropHasTheBitsOfTheCpu) {
         a.one_minus_alpha = 0.1F;
         a.momentum = 0.8F;
         a.eps = 1e-8F;
-        on_device ? cuda::rmsprop(a, 0, shard.n, nullptr) : active_kernels().rmsprop(a, 0, shard.n);
+        on_device ? cuda::rmsprop(a, of(Segment{0, shard.n}), 1, nullptr) : active_kernels().rmsprop(a, 0, shard.n);
       });
     }
   }
@@ -311,15 +203,15 @@ void expect_row_counts(const char* name, const Args& (*args_of)(Args&, Shard&, b
                        void (*KernelSet::*on_cpu)(const Args&, int64_t, int64_t)) {
   for (const Element state : {Element::f32, Element::bf16, Element::u8}) {
     Shard shard(1000, {state, Element::bf16, Element::bf16});
-    Array rows{std::vector<StepScalars>(2, kRow)};
+    Array rows{std::vector<StepScalars>{StepScalars(), kRow}};
     Args by_value = shard.args<Args>(false, 1);
     args_of(by_value, shard, false);
     set_scalars(by_value, kRow);
     (active_kernels().*on_cpu)(by_value, 0, shard.n);
     Args by_row = shard.args<Args>(true, 1);
     args_of(by_row, shard, true);
-    by_row.step_scalars = rows.get<StepScalars>(true) + 1;
-    on_device(by_row, 0, shard.n, nullptr);
+    by_row.step_scalars = rows.get<StepScalars>(true); // its row is the second
+    on_device(by_row, of(Segment{0, shard.n, 0, 1}), 1, nullptr);
     EXPECT_TRUE(shard.same()) << name << ", states " << static_cast<int>(state);
   }
 }
@@ -468,7 +360,8 @@ TEST_F(CudaTest, LambHasTheBitsOfTheCpu) {
           Array partials{std::vector<double>(cuda::kPartials, std::nan(""))};
           Array sums{std::vector<double>(2)};
           const LambSums expected = active_kernels().lamb_moments(args(false), 0, n);
-          cuda::lamb_moments(args(true), 0, n, partials.get<double>(true), sums.get<double>(true), nullptr);
+          cuda::lamb_moments(args(true), of(Segment{0, n}), 1, partials.get<double>(true), sums.get<double>(true),
+                             nullptr);
           const std::vector<double> found = doubles_of(sums, 2);
           EXPECT_NEAR(found[0], expected.param, 1e-12 * expected.param) << n;
           EXPECT_NEAR(found[1], expected.update, 1e-12 * expected.update) << n;
@@ -480,7 +373,7 @@ TEST_F(CudaTest, LambHasTheBitsOfTheCpu) {
                                                               scale.min_coeff, scale.max_coeff);
           apply.step_size = static_cast<float>(0.01 * ratio);
           active_kernels().lamb_apply(apply, 0, n);
-          cuda::lamb_apply(args(true), 0, n, sums.get<double>(true), scale, nullptr);
+          cuda::lamb_apply(args(true), of(Segment{0, n}), 1, sums.get<double>(true), scale, nullptr);
           EXPECT_TRUE(shard.same()) << n << " elements, ratio " << ratio;
         }
       }

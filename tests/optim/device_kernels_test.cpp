@@ -31,7 +31,9 @@ TEST(DeviceKernelsTest, ADeviceBringsItsOwn) {
   EXPECT_EQ(&kernels_for(shard_on(at::kMeta, 0).grad), &kAtenKernels);
   EXPECT_EQ(&kernels_for(shard_on(at::kCPU, 0).grad), &kCpuKernels);
   DeviceKernels counting{};
-  counting.adam = [](const kernels::AdamArgs&, int64_t, at::Device device) { calls += device.is_meta() ? 1 : 100; };
+  counting.adam = [](const kernels::AdamArgs&, std::span<const Segment>, at::Device device) {
+    calls += device.is_meta() ? 1 : 100;
+  };
   counting.add_squared_norm = [](const void*, kernels::Element, int64_t, double*, at::Device device) {
     calls += device.is_meta() ? 10 : 100;
   };
@@ -59,6 +61,7 @@ TEST(DeviceKernelsTest, AShardIsOnOneDevice) {
 }
 
 constexpr int64_t kCount = 1003;
+const std::vector<Segment> kAll = {{0, kCount}};
 
 /// Arrays of a shard, the same in each copy of it.
 struct Arrays {
@@ -176,7 +179,7 @@ TEST(AtenKernelsTest, StepsAreThoseOfTheCpuButForTheirLastBits) {
       args.step_size = 0.3F;
       args.root_scale = 1.7F;
       args.eps = 1e-3F;
-      kernels.adam(args, kCount, at::kCPU);
+      kernels.adam(args, kAll, at::kCPU);
     });
   }
   for (const int kind : {0, 1, 2, 3}) { // plain, momentum, Nesterov, the first step
@@ -191,7 +194,7 @@ TEST(AtenKernelsTest, StepsAreThoseOfTheCpuButForTheirLastBits) {
       args.lr = 0.3F;
       args.momentum = 0.9F;
       args.one_minus_dampening = 0.8F;
-      kernels.sgd(args, kCount, at::kCPU);
+      kernels.sgd(args, kAll, at::kCPU);
     });
   }
   compare("lion", [](const DeviceKernels& kernels, const Arrays& arrays) {
@@ -201,7 +204,7 @@ TEST(AtenKernelsTest, StepsAreThoseOfTheCpuButForTheirLastBits) {
     args.lr = 0.3F;
     args.one_minus_beta1 = 0.4F;
     args.one_minus_beta2 = 0.1F;
-    kernels.lion(args, kCount, at::kCPU);
+    kernels.lion(args, kAll, at::kCPU);
   });
   compare("adagrad", [](const DeviceKernels& kernels, const Arrays& arrays) {
     auto args = arrays.args<kernels::AdagradArgs>();
@@ -209,7 +212,7 @@ TEST(AtenKernelsTest, StepsAreThoseOfTheCpuButForTheirLastBits) {
     args.weight_decay = 0.1F;
     args.lr = 0.3F;
     args.eps = 1e-3F;
-    kernels.adagrad(args, kCount, at::kCPU);
+    kernels.adagrad(args, kAll, at::kCPU);
   });
 }
 
@@ -234,7 +237,7 @@ TEST(AtenKernelsTest, RmspropIsThatOfTheCpuButForItsLastBits) {
         args.one_minus_alpha = 0.1F;
         args.momentum = 0.8F;
         args.eps = 1e-3F;
-        kernels.rmsprop(args, kCount, at::kCPU);
+        kernels.rmsprop(args, kAll, at::kCPU);
       });
     }
   }
@@ -250,7 +253,7 @@ TEST(AtenKernelsTest, StatesInBf16AreRoundedWithTheBitsOfTheCpu) {
       auto args = arrays.args<kernels::SgdArgs>(seed);
       args.momentum_buffer = arrays.state(0);
       args.first = true;
-      kernels.sgd(args, kCount, at::kCPU);
+      kernels.sgd(args, kAll, at::kCPU);
       return arrays.states[0].view(at::kShort);
     };
     EXPECT_TRUE(stepped(kAtenKernels).equal(stepped(kCpuKernels))) << seed;
@@ -324,7 +327,7 @@ TEST(AtenKernelsTest, NanGetsThroughLion) {
     auto args = arrays.args<kernels::LionArgs>();
     args.exp_avg = arrays.state(0);
     args.lr = 0.3F;
-    kernels->lion(args, kCount, at::kCPU);
+    kernels->lion(args, kAll, at::kCPU);
     EXPECT_TRUE(std::isnan(arrays.param[7].item<float>()));
     EXPECT_FALSE(std::isnan(arrays.param[6].item<float>()));
   }
@@ -341,7 +344,7 @@ TEST(AtenKernelsTest, LongArraysAreSteppedInPieces) {
     args.param = param.mutable_data_ptr<float>();
     args.grad = grad.const_data_ptr();
     args.lr = 0.5F;
-    kernels.sgd(args, kLong, at::kCPU);
+    kernels.sgd(args, std::vector<Segment>{{0, kLong}}, at::kCPU);
     at::Tensor sum = at::zeros({1}, at::kDouble);
     kernels.add_squared_norm(grad.const_data_ptr(), kernels::Element::f32, kLong, sum.mutable_data_ptr<double>(),
                              at::kCPU);
@@ -359,7 +362,7 @@ TEST(AtenKernelsTest, RefusesStatesOf8BitsByName) {
   auto args = arrays.args<kernels::LionArgs>();
   args.exp_avg = {codes.mutable_data_ptr(), kernels::Element::u8, nullptr};
   try {
-    kAtenKernels.lion(args, kCount, at::kCPU);
+    kAtenKernels.lion(args, kAll, at::kCPU);
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("8-bit optimizer states need Trireme's own kernels"));

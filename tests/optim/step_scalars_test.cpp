@@ -110,7 +110,7 @@ TEST(StepScalarsTest, AtenKernelsReadRows) {
     if (in_memory == nullptr) {
       kernels::set_scalars(args, row);
     }
-    kAtenKernels.adam(args, 50, at::kCPU);
+    kAtenKernels.adam(args, std::vector<Segment>{{0, 50}}, at::kCPU);
     return param;
   };
   EXPECT_TRUE(torch::equal(stepped(&row), stepped(nullptr)));

@@ -80,21 +80,23 @@ TEST(SimDeviceDoctor, EveryOptimizerStepsInEveryType) {
 TEST(SimDeviceDoctor, AKernelThatIsWrongIsNamedWithTheType) {
   in_a_process([] {
     auto found = findings_with([](optim::DeviceKernels& kernels) {
-      kernels.sgd = [](const kernels::SgdArgs&, int64_t, at::Device) {};
-      kernels.adagrad = [](const kernels::AdagradArgs& args, int64_t n, at::Device device) {
+      kernels.sgd = [](const kernels::SgdArgs&, std::span<const optim::Segment>, at::Device) {};
+      kernels.adagrad = [](const kernels::AdagradArgs& args, std::span<const optim::Segment> segments,
+                           at::Device device) {
         if (args.sum.type != kernels::Element::bf16) {
-          good().adagrad(args, n, device);
+          good().adagrad(args, segments, device);
         }
       };
-      kernels.lion = [](const kernels::LionArgs& args, int64_t n, at::Device device) {
+      kernels.lion = [](const kernels::LionArgs& args, std::span<const optim::Segment> segments, at::Device device) {
         kernels::LionArgs other = args;
         other.grad_scale *= args.grad_type == kernels::Element::bf16 ? -1 : 1;
-        good().lion(other, n, device);
+        good().lion(other, segments, device);
       };
-      kernels.rmsprop = [](const kernels::RmspropArgs& args, int64_t n, at::Device device) {
+      kernels.rmsprop = [](const kernels::RmspropArgs& args, std::span<const optim::Segment> segments,
+                           at::Device device) {
         kernels::RmspropArgs other = args;
         other.param_copy = nullptr;
-        good().rmsprop(other, n, device);
+        good().rmsprop(other, segments, device);
       };
       kernels.encode_states = [](const kernels::StateArray&, bool, int64_t, const float*, at::Device) {
         throw Error("test", "no such kernel image");

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <span>
 
 namespace trireme::sim {
 namespace {
@@ -28,7 +29,15 @@ T* on_cpu(T* pointer) {
 /// What one kernel touches; the pointers it was given become those of the other mapping.
 class Call {
  public:
-  explicit Call(int64_t n) : n_(n) {}
+  explicit Call(int64_t n) : n_(n), blocks_((n + kernels::kStateBlock - 1) / kernels::kStateBlock) {}
+  explicit Call(std::span<const optim::Segment> segments) : Call(0) {
+    for (const optim::Segment& segment : segments) {
+      n_ = std::max(n_, segment.end);
+      blocks_ = std::max(blocks_, segment.first_block +
+                                      (segment.end - segment.begin + kernels::kStateBlock - 1) / kernels::kStateBlock);
+      rows_ = std::max(rows_, segment.row + 1);
+    }
+  }
 
   template <class T>
   T* touch(T* pointer, int64_t bytes, bool writes) {
@@ -39,7 +48,7 @@ class Call {
   }
   StateArray state(const StateArray& state, bool writes) {
     return {touch(state.values, n_ * bytes_of(state.type), writes), state.type,
-            touch(state.scales, (n_ + kernels::kStateBlock - 1) / kernels::kStateBlock * 4, writes)};
+            touch(state.scales, 4 * blocks_, writes)};
   }
   template <class Args>
   Args common(const Args& args, bool writes_param) {
@@ -49,61 +58,59 @@ class Call {
     own.grad = touch(args.grad, n_ * bytes_of(args.grad_type), false);
     own.param_copy = touch(args.param_copy, n_ * bytes_of(args.copy_type), true);
     own.device_grad_scale = touch(args.device_grad_scale, 4, false);
-    own.step_scalars = touch(args.step_scalars, 4 * kernels::kStepScalars, false);
+    own.step_scalars = touch(args.step_scalars, 4 * kernels::kStepScalars * rows_, false);
     return own;
   }
   void launch(const char* name) const { sim::launch(name, touched_); }
 
  private:
   int64_t n_;
+  int64_t blocks_; // of scales
+  int64_t rows_ = 1;
   std::vector<Touched> touched_;
 };
 
-void adam(const kernels::AdamArgs& args, int64_t n, at::Device) {
-  Call call(n);
+void adam(const kernels::AdamArgs& args, std::span<const optim::Segment> segments, at::Device) {
+  Call call(segments);
   kernels::AdamArgs own = call.common(args, true);
   own.exp_avg = call.state(args.exp_avg, true);
   own.exp_avg_sq = call.state(args.exp_avg_sq, true);
   call.launch("adam");
-  kCpuKernels.adam(own, n, at::kCPU);
+  kCpuKernels.adam(own, segments, at::kCPU);
 }
 
-void sgd(const kernels::SgdArgs& args, int64_t n, at::Device) {
-  Call call(n);
+void sgd(const kernels::SgdArgs& args, std::span<const optim::Segment> segments, at::Device) {
+  Call call(segments);
   kernels::SgdArgs own = call.common(args, true);
   own.momentum_buffer = call.state(args.momentum_buffer, true);
   call.launch("sgd");
-  kCpuKernels.sgd(own, n, at::kCPU);
+  kCpuKernels.sgd(own, segments, at::kCPU);
 }
 
-void lion(const kernels::LionArgs& args, int64_t n, at::Device) {
-  Call call(n);
+void lion(const kernels::LionArgs& args, std::span<const optim::Segment> segments, at::Device) {
+  Call call(segments);
   kernels::LionArgs own = call.common(args, true);
   own.exp_avg = call.state(args.exp_avg, true);
   call.launch("lion");
-  kCpuKernels.lion(own, n, at::kCPU);
+  kCpuKernels.lion(own, segments, at::kCPU);
 }
 
-void adagrad(const kernels::AdagradArgs& args, int64_t n, at::Device) {
-  Call call(n);
+void adagrad(const kernels::AdagradArgs& args, std::span<const optim::Segment> segments, at::Device) {
+  Call call(segments);
   kernels::AdagradArgs own = call.common(args, true);
   own.sum = call.state(args.sum, true);
   call.launch("adagrad");
-  kCpuKernels.adagrad(own, n, at::kCPU);
+  kCpuKernels.adagrad(own, segments, at::kCPU);
 }
 
-void rmsprop(const kernels::RmspropArgs& args, int64_t n, at::Device) {
-  Call call(n);
+void rmsprop(const kernels::RmspropArgs& args, std::span<const optim::Segment> segments, at::Device) {
+  Call call(segments);
   kernels::RmspropArgs own = call.common(args, true);
   own.square_avg = call.state(args.square_avg, true);
   own.grad_avg = call.state(args.grad_avg, true);
   own.momentum_buffer = call.state(args.momentum_buffer, true);
   call.launch("rmsprop");
-  kCpuKernels.rmsprop(own, n, at::kCPU);
-}
-
-int64_t end_of(std::span<const optim::Segment> segments) {
-  return segments.empty() ? 0 : segments.back().end;
+  kCpuKernels.rmsprop(own, segments, at::kCPU);
 }
 
 int64_t sums_of(std::span<const optim::Segment> segments) {
@@ -122,7 +129,7 @@ kernels::LambArgs lamb(Call& call, const kernels::LambArgs& args, bool first_pha
 }
 
 void lamb_moments(const kernels::LambArgs& args, std::span<const optim::Segment> segments, double* sums, at::Device) {
-  Call call(end_of(segments));
+  Call call(segments);
   const kernels::LambArgs own = lamb(call, args, true);
   double* const own_sums = call.touch(sums, 8 * sums_of(segments), true);
   call.launch("lamb_moments");
@@ -131,7 +138,7 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const optim::Segment>
 
 void lamb_apply(const kernels::LambArgs& args, std::span<const optim::Segment> segments, const double* sums,
                 const kernels::LambScale& scale, at::Device) {
-  Call call(end_of(segments));
+  Call call(segments);
   const kernels::LambArgs own = lamb(call, args, false);
   const double* const own_sums = call.touch(sums, 8 * sums_of(segments), false);
   call.launch("lamb_apply");

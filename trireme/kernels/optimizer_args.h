@@ -57,6 +57,18 @@ struct StepScalars {
 inline constexpr int64_t kStepScalars = 12;
 static_assert(sizeof(StepScalars) == 4 * kStepScalars);
 
+/// A run of elements that are stepped with the same numbers.
+struct Segment {
+  int64_t begin = 0;
+  int64_t end = 0;
+  /// LAMB's norms are of its parameter.
+  int64_t parameter = 0;
+  /// Of StepArgs::step_scalars or host_rows.
+  int64_t row = 0;
+  /// Of 8-bit states: the index of its first scale. A segment begins a block.
+  int64_t first_block = 0;
+};
+
 /// Arguments of every optimizer.
 struct StepArgs {
   /// The parameters, or their fp32 masters.
@@ -77,10 +89,10 @@ struct StepArgs {
   /// decrease at beta2 = 0.999). The random bits are a hash of the seed and the number, so they do not depend on ranges
   /// or shards.
   uint32_t seed = kToNearest;
-  /// Replaces the numbers of the step, the seed included, so that a captured launch can be repeated in later steps: a
-  /// row in memory of the device. nullptr: those here count. Kernels over raw pointers of the CPU (kernels.h) ignore
-  /// it.
+  /// For kernels over segments: the numbers of a step, the seed included, by Segment::row. Rows in memory of the
+  /// device, which a captured launch reads anew in each step; else rows on the host; else the numbers here count.
   const StepScalars* step_scalars = nullptr;
+  const StepScalars* host_rows = nullptr;
 };
 
 /// Adam over [begin, end); the scalars are those of one step.
@@ -260,18 +272,56 @@ TRIREME_DEVICE inline void set_scalars(LambArgs& args, const StepScalars& row) {
   args.one_minus_beta2 = row.one_minus_beta2;
 }
 
-/// The arguments with the numbers of their row, if there is one.
+/// The array from element `begin` on, whose first scale is `first_block`.
+TRIREME_DEVICE inline StateArray state_from(const StateArray& state, int64_t begin, int64_t first_block) {
+  const int64_t bytes = state.type == Element::f32 ? 4 : state.type == Element::u8 ? 1 : 2;
+  return {state.values == nullptr ? nullptr : static_cast<char*>(state.values) + begin * bytes, state.type,
+          state.scales == nullptr ? nullptr : state.scales + first_block};
+}
+TRIREME_DEVICE inline void shift_states(AdamArgs& args, int64_t begin, int64_t first_block) {
+  args.exp_avg = state_from(args.exp_avg, begin, first_block);
+  args.exp_avg_sq = state_from(args.exp_avg_sq, begin, first_block);
+}
+TRIREME_DEVICE inline void shift_states(SgdArgs& args, int64_t begin, int64_t first_block) {
+  args.momentum_buffer = state_from(args.momentum_buffer, begin, first_block);
+}
+TRIREME_DEVICE inline void shift_states(LionArgs& args, int64_t begin, int64_t first_block) {
+  args.exp_avg = state_from(args.exp_avg, begin, first_block);
+}
+TRIREME_DEVICE inline void shift_states(AdagradArgs& args, int64_t begin, int64_t first_block) {
+  args.sum = state_from(args.sum, begin, first_block);
+}
+TRIREME_DEVICE inline void shift_states(RmspropArgs& args, int64_t begin, int64_t first_block) {
+  args.square_avg = state_from(args.square_avg, begin, first_block);
+  args.grad_avg = state_from(args.grad_avg, begin, first_block);
+  args.momentum_buffer = state_from(args.momentum_buffer, begin, first_block);
+}
+TRIREME_DEVICE inline void shift_states(LambArgs& args, int64_t begin, int64_t first_block) {
+  args.exp_avg = state_from(args.exp_avg, begin, first_block);
+  args.exp_avg_sq = state_from(args.exp_avg_sq, begin, first_block);
+}
+
+/// The arguments of one segment, whose elements become [0, end - begin), with the numbers of `row`; nullptr: its own.
 template <class Args>
-TRIREME_DEVICE inline Args with_scalars(const Args& args) {
+TRIREME_DEVICE inline Args args_of(const Args& args, const Segment& segment, const StepScalars* row) {
   Args own = args;
-  if (args.step_scalars != nullptr) {
-    set_scalars(own, *args.step_scalars);
+  own.param += segment.begin;
+  own.grad = static_cast<const char*>(args.grad) + segment.begin * (args.grad_type == Element::f32 ? 4 : 2);
+  own.param_copy = args.param_copy == nullptr
+                       ? nullptr
+                       : static_cast<char*>(args.param_copy) + segment.begin * (args.copy_type == Element::f32 ? 4 : 2);
+  shift_states(own, segment.begin, segment.first_block);
+  if (row != nullptr) {
+    set_scalars(own, *row);
   }
   return own;
 }
 
-TRIREME_DEVICE inline double rate_of(const LambArgs& args, const LambScale& scale) {
-  return args.step_scalars != nullptr ? args.step_scalars->lr_times_correction : scale.lr_times_correction;
+/// Where a segment's row is, for code that can read both; nullptr: the arguments have the numbers.
+inline const StepScalars* row_of(const StepArgs& args, const Segment& segment) {
+  return args.step_scalars != nullptr ? args.step_scalars + segment.row
+         : args.host_rows != nullptr  ? args.host_rows + segment.row
+                                      : nullptr;
 }
 
 /// Sums of squares of the parameters and of LAMB's u.

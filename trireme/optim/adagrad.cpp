@@ -33,7 +33,7 @@ void Adagrad::step(const ShardStep& shard) const {
   kernels::set_scalars(args, scalars(shard));
   args.sum = state_array(shard, 0);
   args.eps = static_cast<float>(options_.eps);
-  kernels_for(shard.param).adagrad(args, shard.param.numel(), shard.param.device());
+  kernels_for(shard.param).adagrad(args, segments_of(shard).span(), shard.param.device());
 }
 
 } // namespace trireme::optim

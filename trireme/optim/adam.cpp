@@ -46,8 +46,12 @@ void Adam::step(const ShardStep& shard) const {
   kernels::set_scalars(args, scalars(shard));
   args.exp_avg = state_array(shard, 0);
   args.exp_avg_sq = state_array(shard, 1);
+  for (const Segment& segment : shard.segments) { // one kernel steps all, so it adds the decay if one has it
+    const float decay = shard.rows.empty() ? args.weight_decay : shard.rows[segment.row].weight_decay;
+    args.weight_decay = decay != 0 ? decay : args.weight_decay;
+  }
   args.eps = static_cast<float>(options_.eps);
-  kernels_for(shard.param).adam(args, shard.param.numel(), shard.param.device());
+  kernels_for(shard.param).adam(args, segments_of(shard).span(), shard.param.device());
 }
 
 } // namespace trireme::optim

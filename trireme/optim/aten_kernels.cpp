@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <vector>
 
 namespace trireme::optim {
 namespace aten {
@@ -109,32 +110,50 @@ void for_pieces(int64_t begin, int64_t end, const F& f) {
   }
 }
 
-/// The step's numbers as ATen's operators need them: on the host, which waits for a row on the device.
-std::optional<kernels::StepScalars> row_of(const kernels::StepArgs& args, at::Device device) {
-  if (args.step_scalars == nullptr) {
-    return std::nullopt;
+/// The numbers of each segment as ATen's operators need them: on the host, which waits for rows on the device. Empty:
+/// the arguments have them.
+std::vector<kernels::StepScalars> rows_of(const kernels::StepArgs& args, std::span<const Segment> segments,
+                                          at::Device device) {
+  std::vector<kernels::StepScalars> rows;
+  int64_t count = 0;
+  for (const Segment& segment : segments) {
+    count = std::max(count, segment.row + 1);
   }
-  const at::Tensor row = at::for_blob(const_cast<kernels::StepScalars*>(args.step_scalars), {kernels::kStepScalars})
-                             .options(at::TensorOptions(at::kInt).device(device))
-                             .target_device(device)
-                             .make_tensor()
-                             .to(at::kCPU);
-  return *static_cast<const kernels::StepScalars*>(row.const_data_ptr());
+  at::Tensor on_host;
+  const kernels::StepScalars* from = args.host_rows;
+  if (args.step_scalars != nullptr) {
+    on_host = at::for_blob(const_cast<kernels::StepScalars*>(args.step_scalars), {count * kernels::kStepScalars})
+                  .options(at::TensorOptions(at::kInt).device(device))
+                  .target_device(device)
+                  .make_tensor()
+                  .to(at::kCPU);
+    from = static_cast<const kernels::StepScalars*>(on_host.const_data_ptr());
+  }
+  for (const Segment& segment : segments) {
+    if (from != nullptr) {
+      rows.push_back(from[segment.row]);
+    }
+  }
+  return rows;
 }
 
 template <class Args>
-Args with_host_scalars(const Args& args, at::Device device) {
+Args with_row(const Args& args, const std::vector<kernels::StepScalars>& rows, size_t segment) {
   Args own = args;
-  if (const auto row = row_of(args, device)) {
-    kernels::set_scalars(own, *row);
+  if (!rows.empty()) {
+    kernels::set_scalars(own, rows[segment]);
   }
   return own;
 }
 
 template <auto Step, class Args>
-void in_pieces(const Args& given, int64_t n, at::Device device) {
-  const Args args = with_host_scalars(given, device);
-  for_pieces(0, n, [&](int64_t begin, int64_t end) { Step(args, StepRange{args, begin, end, device}); });
+void in_pieces(const Args& given, std::span<const Segment> segments, at::Device device) {
+  const auto rows = rows_of(given, segments, device);
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const Args args = with_row(given, rows, s);
+    for_pieces(segments[s].begin, segments[s].end,
+               [&](int64_t begin, int64_t end) { Step(args, StepRange{args, begin, end, device}); });
+  }
 }
 
 /// v = beta v + (1 - beta) g^2.
@@ -244,8 +263,10 @@ at::Tensor lamb_direction(const kernels::LambArgs& args, const StepRange& part) 
 }
 
 void lamb_moments(const kernels::LambArgs& given, std::span<const Segment> segments, double* sums, at::Device device) {
-  const kernels::LambArgs args = with_host_scalars(given, device);
-  for (const Segment& segment : segments) {
+  const auto rows = rows_of(given, segments, device);
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const Segment& segment = segments[s];
+    const kernels::LambArgs args = with_row(given, rows, s);
     const at::Tensor to = view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device);
     for_pieces(segment.begin, segment.end, [&](int64_t begin, int64_t end) {
       const StepRange part{args, begin, end, device};
@@ -261,10 +282,11 @@ void lamb_moments(const kernels::LambArgs& given, std::span<const Segment> segme
 
 void lamb_apply(const kernels::LambArgs& given, std::span<const Segment> segments, const double* sums,
                 const kernels::LambScale& scale, at::Device device) {
-  const kernels::LambArgs args = with_host_scalars(given, device);
-  const auto row = row_of(given, device);
-  const double rate = row ? row->lr_times_correction : scale.lr_times_correction;
-  for (const Segment& segment : segments) {
+  const auto rows = rows_of(given, segments, device);
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const Segment& segment = segments[s];
+    const kernels::LambArgs args = with_row(given, rows, s);
+    const double rate = rows.empty() ? scale.lr_times_correction : rows[s].lr_times_correction;
     const at::Tensor roots =
         view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device).sqrt();
     const at::Tensor weight = roots.select(0, 0);

@@ -22,23 +22,15 @@ void parallel_ranges(int64_t n, const F& f) {
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) { f(first * kBlock, std::min(last * kBlock, n)); });
 }
 
-/// The arguments with factor and step's numbers read from memory; nullopt if the call is to change nothing.
+/// The arguments with the factor read from memory; nullopt if the call is to change nothing.
 template <class Args>
 std::optional<Args> with_scale(const Args& args) {
-  Args own = kernels::with_scalars(args);
+  Args own = args;
   if (args.device_grad_scale != nullptr) {
     own.grad_scale = *args.device_grad_scale;
     own.device_grad_scale = nullptr;
   }
   return std::isnan(own.grad_scale) ? std::nullopt : std::optional(own);
-}
-
-template <auto Kernel, class Args>
-void over_all(const Args& given, int64_t n, at::Device) {
-  const auto kernel = kernels::active_kernels().*Kernel;
-  if (const auto args = with_scale(given)) {
-    parallel_ranges(n, [&](int64_t begin, int64_t end) { kernel(*args, begin, end); });
-  }
 }
 
 // Part of a segment with one result, for any number of threads.
@@ -67,6 +59,29 @@ void parallel_each(size_t count, const F& f) {
   });
 }
 
+template <auto Kernel, class Args>
+void over_segments(const Args& given, std::span<const Segment> segments, at::Device) {
+  const auto kernel = kernels::active_kernels().*Kernel;
+  const auto args = with_scale(given);
+  if (!args) {
+    return;
+  }
+  std::vector<Args> own;
+  for (const Segment& segment : segments) {
+    own.push_back(kernels::args_of(*args, segment, kernels::row_of(*args, segment)));
+  }
+  if (segments.size() == 1) { // threads get one range each
+    parallel_ranges(segments[0].end - segments[0].begin,
+                    [&](int64_t begin, int64_t end) { kernel(own[0], begin, end); });
+    return;
+  }
+  const std::vector<Block> blocks = blocks_of(segments);
+  parallel_each(blocks.size(), [&](size_t i) {
+    const int64_t first = segments[blocks[i].segment].begin;
+    kernel(own[blocks[i].segment], blocks[i].begin - first, blocks[i].end - first);
+  });
+}
+
 void lamb_moments(const kernels::LambArgs& given, std::span<const Segment> segments, double* sums, at::Device) {
   const auto args = with_scale(given);
   if (!args) {
@@ -75,7 +90,10 @@ void lamb_moments(const kernels::LambArgs& given, std::span<const Segment> segme
   const std::vector<Block> blocks = blocks_of(segments);
   std::vector<kernels::LambSums> parts(blocks.size());
   parallel_each(blocks.size(), [&](size_t i) {
-    parts[i] = kernels::active_kernels().lamb_moments(*args, blocks[i].begin, blocks[i].end);
+    const Segment& segment = segments[blocks[i].segment];
+    const kernels::LambArgs own = kernels::args_of(*args, segment, kernels::row_of(*args, segment));
+    parts[i] =
+        kernels::active_kernels().lamb_moments(own, blocks[i].begin - segment.begin, blocks[i].end - segment.begin);
   });
   for (size_t i = 0; i < blocks.size(); ++i) {
     const int64_t parameter = segments[blocks[i].segment].parameter;
@@ -90,19 +108,20 @@ void lamb_apply(const kernels::LambArgs& given, std::span<const Segment> segment
   if (!args) {
     return;
   }
-  const double rate = kernels::rate_of(given, scale);
-  std::vector<float> step_sizes;
+  std::vector<kernels::LambArgs> own;
   for (const Segment& segment : segments) {
+    const kernels::StepScalars* const row = kernels::row_of(*args, segment);
     const double weight = std::sqrt(sums[2 * segment.parameter]);
     const double update = std::sqrt(sums[2 * segment.parameter + 1]);
     const double ratio = weight > 0 && update > 0 ? std::clamp(weight / update, scale.min_coeff, scale.max_coeff) : 1;
-    step_sizes.push_back(static_cast<float>(rate * ratio));
+    own.push_back(kernels::args_of(*args, segment, row));
+    own.back().step_size =
+        static_cast<float>((row != nullptr ? row->lr_times_correction : scale.lr_times_correction) * ratio);
   }
   const std::vector<Block> blocks = blocks_of(segments);
   parallel_each(blocks.size(), [&](size_t i) {
-    kernels::LambArgs own = *args;
-    own.step_size = step_sizes[blocks[i].segment];
-    kernels::active_kernels().lamb_apply(own, blocks[i].begin, blocks[i].end);
+    const int64_t first = segments[blocks[i].segment].begin;
+    kernels::active_kernels().lamb_apply(own[blocks[i].segment], blocks[i].begin - first, blocks[i].end - first);
   });
 }
 
@@ -145,11 +164,11 @@ std::vector<double> squared_norms(const at::Tensor& grad) {
 }
 
 const DeviceKernels kCpuKernels = {
-    over_all<&kernels::KernelSet::adam, kernels::AdamArgs>,
-    over_all<&kernels::KernelSet::sgd, kernels::SgdArgs>,
-    over_all<&kernels::KernelSet::lion, kernels::LionArgs>,
-    over_all<&kernels::KernelSet::adagrad, kernels::AdagradArgs>,
-    over_all<&kernels::KernelSet::rmsprop, kernels::RmspropArgs>,
+    over_segments<&kernels::KernelSet::adam, kernels::AdamArgs>,
+    over_segments<&kernels::KernelSet::sgd, kernels::SgdArgs>,
+    over_segments<&kernels::KernelSet::lion, kernels::LionArgs>,
+    over_segments<&kernels::KernelSet::adagrad, kernels::AdagradArgs>,
+    over_segments<&kernels::KernelSet::rmsprop, kernels::RmspropArgs>,
     lamb_moments,
     lamb_apply,
     add_squared_norm,

@@ -26,26 +26,22 @@ at::Tensor partial_sums(at::Device device) {
 }
 
 template <auto Kernel, class Args>
-void over_all(const Args& args, int64_t n, at::Device device) {
+void over_segments(const Args& args, std::span<const Segment> segments, at::Device device) {
   const On on(device);
-  Kernel(args, 0, n, on.stream());
+  Kernel(args, segments.data(), std::ssize(segments), on.stream());
 }
 
 void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums, at::Device device) {
   const On on(device);
   const at::Tensor partials = partial_sums(device);
-  for (const Segment& segment : segments) {
-    kernels::cuda::lamb_moments(args, segment.begin, segment.end, partials.mutable_data_ptr<double>(),
-                                sums + 2 * segment.parameter, on.stream());
-  }
+  kernels::cuda::lamb_moments(args, segments.data(), std::ssize(segments), partials.mutable_data_ptr<double>(), sums,
+                              on.stream());
 }
 
 void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums,
                 const kernels::LambScale& scale, at::Device device) {
   const On on(device);
-  for (const Segment& segment : segments) {
-    kernels::cuda::lamb_apply(args, segment.begin, segment.end, sums + 2 * segment.parameter, scale, on.stream());
-  }
+  kernels::cuda::lamb_apply(args, segments.data(), std::ssize(segments), sums, scale, on.stream());
 }
 
 void add_squared_norm(const void* x, kernels::Element type, int64_t n, double* sum, at::Device device) {
@@ -67,11 +63,11 @@ void encode_states(const kernels::StateArray& state, bool is_signed, int64_t n, 
 } // namespace
 
 const DeviceKernels kCudaKernels = {
-    over_all<&kernels::cuda::adam, kernels::AdamArgs>,
-    over_all<&kernels::cuda::sgd, kernels::SgdArgs>,
-    over_all<&kernels::cuda::lion, kernels::LionArgs>,
-    over_all<&kernels::cuda::adagrad, kernels::AdagradArgs>,
-    over_all<&kernels::cuda::rmsprop, kernels::RmspropArgs>,
+    over_segments<&kernels::cuda::adam, kernels::AdamArgs>,
+    over_segments<&kernels::cuda::sgd, kernels::SgdArgs>,
+    over_segments<&kernels::cuda::lion, kernels::LionArgs>,
+    over_segments<&kernels::cuda::adagrad, kernels::AdagradArgs>,
+    over_segments<&kernels::cuda::rmsprop, kernels::RmspropArgs>,
     lamb_moments,
     lamb_apply,
     add_squared_norm,

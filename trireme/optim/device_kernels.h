@@ -12,12 +12,12 @@ namespace trireme::optim {
 /// function waits for the device. Each returns once its work is ordered before any later use of the arrays there (CUDA:
 /// on the current stream).
 struct DeviceKernels {
-  // Elements [0, n).
-  void (*adam)(const kernels::AdamArgs& args, int64_t n, at::Device device);
-  void (*sgd)(const kernels::SgdArgs& args, int64_t n, at::Device device);
-  void (*lion)(const kernels::LionArgs& args, int64_t n, at::Device device);
-  void (*adagrad)(const kernels::AdagradArgs& args, int64_t n, at::Device device);
-  void (*rmsprop)(const kernels::RmspropArgs& args, int64_t n, at::Device device);
+  // Step the segments, in as few launches as the device allows.
+  void (*adam)(const kernels::AdamArgs& args, std::span<const Segment> segments, at::Device device);
+  void (*sgd)(const kernels::SgdArgs& args, std::span<const Segment> segments, at::Device device);
+  void (*lion)(const kernels::LionArgs& args, std::span<const Segment> segments, at::Device device);
+  void (*adagrad)(const kernels::AdagradArgs& args, std::span<const Segment> segments, at::Device device);
+  void (*rmsprop)(const kernels::RmspropArgs& args, std::span<const Segment> segments, at::Device device);
   /// Updates the states of these segments. Adds the squares of parameter p's weights to sums[2p], and those of its
   /// update to sums[2p + 1].
   void (*lamb_moments)(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums,

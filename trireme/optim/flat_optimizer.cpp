@@ -252,9 +252,7 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const Chunk& chunk, cons
   for (const at::Tensor& state : states.states) {
     step.states.push_back(state.slice(0, begin, end));
   }
-  for (size_t i = 0; i < states.scales.size(); ++i) {
-    step.scales.push_back(scales_of(chunk, states, i, first));
-  }
+  step.scales.assign(states.scales.begin(), states.scales.end());
   const ParameterOptions& options = shard.options[segments[first].parameter];
   step.lr = lr_ * options.lr_factor;
   step.betas = betas_;
@@ -262,7 +260,7 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const Chunk& chunk, cons
   step.grad_scale = given ? 1 : grad_scale_;
   step.device_grad_scale = given ? at::Tensor() : device_grad_scale_;
   if (device_scalars_.defined() && !shard.on_host[bucket]) {
-    step.step_scalars = device_scalars_.select(0, shard.group[segments[first].parameter]);
+    step.step_scalars = device_scalars_;
   }
   step.step = steps_;
   step.held = held_;
@@ -284,7 +282,9 @@ void FlatOptimizer::step_rows_of(const ShardStep& whole, const at::Tensor& rows,
   for (at::Tensor& state : step.states) {
     state = taken(state);
   }
-  const std::vector<Segment> own = {{0, step.param.numel(), whole.segments.front().parameter}};
+  std::vector<Segment> own = {whole.segments.front()};
+  own.front().begin = 0;
+  own.front().end = step.param.numel();
   step.segments = own;
   f(step);
   const auto put_back = [&](const at::Tensor& to, const at::Tensor& values) {
@@ -299,38 +299,44 @@ void FlatOptimizer::step_rows_of(const ShardStep& whole, const at::Tensor& rows,
   }
 }
 
-// Steps neighbours in one pass if their options are equal and none between them is skipped. With 8-bit states each
-// parameter is stepped separately, because it has its own blocks.
+// Steps the chunk in one pass, but for parameters of which only rows are stepped. Neighbours with the same numbers are
+// one segment unless each has norms or 8-bit blocks of its own.
 void FlatOptimizer::step_parts(const Shard& shard, const Chunk& chunk, const at::Tensor& data,
                                const BucketStates& states, const std::function<void(ShardStep&)>& f) const {
   const std::vector<Segment>& segments = chunk.segments;
-  const auto left_out = [&](size_t s) { return is_left_out(shard, segments[s].parameter); };
-  const auto options = [&](size_t s) { return shard.options[segments[s].parameter]; };
-  const auto by_rows = [&](size_t s) { return shard.rows.contains(segments[s].parameter); };
-  for (size_t first = 0, last = 0; first < segments.size(); first = last) {
-    last = first + 1;
-    if (left_out(first)) {
+  const bool is_separate = needs_norms() || !states.scales.empty();
+  std::vector<Segment> own;
+  size_t next = 0; // after the last segment of `own`
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const int64_t parameter = segments[s].parameter;
+    if (is_left_out(shard, parameter)) {
       continue;
     }
-    while (states.scales.empty() && !by_rows(first) && last < segments.size() && !left_out(last) && !by_rows(last) &&
-           options(last) == options(first)) {
-      ++last;
+    Segment segment = segments[s];
+    segment.row = shard.group[parameter];
+    segment.first_block = chunk.first_block[s];
+    if (shard.rows.contains(parameter)) {
+      ShardStep step = shard_step(shard, chunk, data, states, s, s + 1);
+      step.segments = {&segment, 1};
+      const std::vector<int64_t>& sizes = shard.buffer->layout().tensors()[parameter].sizes;
+      step_rows_of(step, shard.rows.at(parameter), c10::multiply_integers(sizes.begin() + 1, sizes.end()), f);
+      continue;
     }
-    ShardStep step = shard_step(shard, chunk, data, states, first, last);
-    std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first),
-                             segments.begin() + static_cast<int64_t>(last));
-    for (Segment& segment : own) {
-      segment.begin -= segments[first].begin;
-      segment.end -= segments[first].begin;
-    }
-    step.segments = own;
-    if (by_rows(first)) {
-      const std::vector<int64_t>& sizes = shard.buffer->layout().tensors()[segments[first].parameter].sizes;
-      step_rows_of(step, shard.rows.at(segments[first].parameter),
-                   c10::multiply_integers(sizes.begin() + 1, sizes.end()), f);
+    segment.begin -= segments.front().begin;
+    segment.end -= segments.front().begin;
+    if (!is_separate && !own.empty() && next == s && own.back().row == segment.row) {
+      own.back().end = segment.end; // and the gap, which is zero and stays zero
     } else {
-      f(step);
+      own.push_back(segment);
     }
+    next = s + 1;
+  }
+  if (!own.empty()) {
+    const std::vector<kernels::StepScalars> rows = rows_at(lr_, betas_, steps_);
+    ShardStep step = shard_step(shard, chunk, data, states, 0, segments.size());
+    step.segments = own;
+    step.rows = rows;
+    f(step);
   }
 }
 

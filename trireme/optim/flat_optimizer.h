@@ -217,6 +217,7 @@ class FlatOptimizer : public bucket::SteppedValues {
 
   /// The range of a bucket that this rank steps.
   bucket::Range owned(const Shard& shard, int64_t bucket) const;
+  std::vector<kernels::StepScalars> rows_at(double lr, std::optional<Betas> betas, int64_t step) const;
   void cut(Shard& shard) const;
   void group(Shard& shard);
   void place(Shard& shard);

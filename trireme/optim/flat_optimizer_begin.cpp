@@ -19,14 +19,20 @@ void FlatOptimizer::group(Shard& shard) {
   }
 }
 
-at::Tensor FlatOptimizer::step_scalars(double lr, std::optional<Betas> betas, int64_t step) const {
-  const at::Tensor rows = at::empty({std::ssize(groups_), kernels::kStepScalars}, at::kInt);
-  auto* row = static_cast<kernels::StepScalars*>(rows.mutable_data_ptr());
+std::vector<kernels::StepScalars> FlatOptimizer::rows_at(double lr, std::optional<Betas> betas, int64_t step) const {
+  std::vector<kernels::StepScalars> rows;
   for (const auto& [buffer, parameter] : groups_) {
     const ParameterOptions& options = shards_[buffer].options[parameter];
-    *row++ = rule_->scalars({lr * options.lr_factor, options.weight_decay, step, betas, held_});
+    rows.push_back(rule_->scalars({lr * options.lr_factor, options.weight_decay, step, betas, held_}));
   }
   return rows;
+}
+
+at::Tensor FlatOptimizer::step_scalars(double lr, std::optional<Betas> betas, int64_t step) const {
+  const std::vector<kernels::StepScalars> rows = rows_at(lr, betas, step);
+  const at::Tensor words = at::empty({std::ssize(rows), kernels::kStepScalars}, at::kInt);
+  std::ranges::copy(rows, static_cast<kernels::StepScalars*>(words.mutable_data_ptr()));
+  return words;
 }
 
 void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale,

@@ -32,7 +32,7 @@ void Lion::step(const ShardStep& shard) const {
   set_arrays(args, shard);
   kernels::set_scalars(args, scalars(shard));
   args.exp_avg = state_array(shard, 0);
-  kernels_for(shard.param).lion(args, shard.param.numel(), shard.param.device());
+  kernels_for(shard.param).lion(args, segments_of(shard).span(), shard.param.device());
 }
 
 } // namespace trireme::optim

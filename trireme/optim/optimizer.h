@@ -15,13 +15,7 @@
 
 namespace trireme::optim {
 
-/// A run of elements of one parameter, relative to the shard's start. Optimizers with per-parameter norms (LAMB) need
-/// it; element-wise ones do not.
-struct Segment {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t parameter = 0;
-};
+using kernels::Segment;
 
 /// Adam's decay rates of the moments.
 struct Betas {
@@ -56,9 +50,14 @@ struct ShardStep : StepValues {
   at::Tensor param_copy;
   /// In the order of Optimizer::states() and of type Optimizer::state_type(): fp32, bf16, or uint8 codes.
   std::vector<at::Tensor> states;
-  /// With 8-bit states: the blocks' scales, [ceil(n / kStateBlock)], fp32, per state; else empty.
+  /// With 8-bit states: the blocks' scales, fp32, per state, [sum of ceil(elements / kStateBlock) of the segments,
+  /// those that are not stepped included]; else empty.
   std::vector<at::Tensor> scales;
+  /// What is stepped, relative to the arrays: parameters where norms or 8-bit blocks are needed, else neighbours with
+  /// the same numbers. Without rows and norms all elements are stepped.
   std::span<const Segment> segments;
+  /// The numbers of the segments by Segment::row. Empty: those of StepValues.
+  std::span<const kernels::StepScalars> rows;
   /// With needs_norms(): for each Segment::parameter p the sums of squares over all ranks, of its weights at 2p and of
   /// its update at 2p + 1. fp64, on the shard's device.
   at::Tensor norms;
@@ -67,8 +66,7 @@ struct ShardStep : StepValues {
   /// Replaces grad_scale if only the device knows the factor: one element, fp32, on the shard's device. NaN: the step
   /// changes nothing. May be undefined.
   at::Tensor device_grad_scale;
-  /// One row of [kernels::kStepScalars] int32 words on the shard's device, which replaces StepValues there; may be
-  /// undefined. Optimizer::scalars() has the row.
+  /// Replaces `rows` on a device: [rows, kernels::kStepScalars], int32 words. May be undefined.
   at::Tensor step_scalars;
 };
 

@@ -50,7 +50,7 @@ void Rmsprop::step(const ShardStep& shard) const {
   args.one_minus_alpha = static_cast<float>(1 - options_.alpha);
   args.momentum = static_cast<float>(options_.momentum);
   args.eps = static_cast<float>(options_.eps);
-  kernels_for(shard.param).rmsprop(args, shard.param.numel(), shard.param.device());
+  kernels_for(shard.param).rmsprop(args, segments_of(shard).span(), shard.param.device());
 }
 
 } // namespace trireme::optim

@@ -41,7 +41,7 @@ void Sgd::step(const ShardStep& shard) const {
   args.momentum = static_cast<float>(options_.momentum);
   args.one_minus_dampening = static_cast<float>(1 - options_.dampening);
   args.nesterov = options_.nesterov;
-  kernels_for(shard.param).sgd(args, shard.param.numel(), shard.param.device());
+  kernels_for(shard.param).sgd(args, segments_of(shard).span(), shard.param.device());
 }
 
 } // namespace trireme::optim

@@ -3,6 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 
+#include <algorithm>
+
 namespace trireme::optim {
 namespace {
 
@@ -58,7 +60,7 @@ void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
     check_flat(shard.device_grad_scale, prefix + "device_grad_scale", {at::kFloat}, device);
   }
   if (shard.step_scalars.defined()) {
-    check_flat(shard.step_scalars, prefix + "step_scalars", {at::kInt}, device);
+    check_flat(shard.step_scalars.reshape({-1}), prefix + "step_scalars", {at::kInt}, device);
   }
   const auto& infos = optimizer.states();
   const size_t scales = optimizer.state_type() == StateType::int8 ? infos.size() : 0;
@@ -69,10 +71,14 @@ void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
   for (size_t i = 0; i < infos.size(); ++i) {
     check(shard.states[i], infos[i].name, {scalar_type(optimizer.state_type())});
   }
-  const int64_t blocks = blocks_of(shard.param.numel());
+  int64_t blocks = 0;
+  const Segments segments = segments_of(shard);
+  for (const Segment& segment : segments.span()) {
+    blocks = std::max(blocks, segment.first_block + blocks_of(segment.end - segment.begin));
+  }
   for (size_t i = 0; i < scales; ++i) {
     check_flat(shard.scales[i], concat(prefix, "scales of ", infos[i].name), {at::kFloat}, device);
-    if (shard.scales[i].numel() != blocks) {
+    if (shard.scales[i].numel() < blocks) {
       throw Error("optim", concat(prefix, "scales of ", infos[i].name, " has ", shard.scales[i].numel(), " elements, ",
                                   blocks, " are needed."));
     }
@@ -105,9 +111,15 @@ void set_arrays(kernels::StepArgs& args, const ShardStep& shard) {
   if (shard.device_grad_scale.defined()) {
     args.device_grad_scale = shard.device_grad_scale.const_data_ptr<float>();
   }
+  args.host_rows = shard.rows.empty() ? nullptr : shard.rows.data();
   if (shard.step_scalars.defined()) {
     args.step_scalars = static_cast<const kernels::StepScalars*>(shard.step_scalars.const_data_ptr());
   }
+}
+
+Segments segments_of(const ShardStep& shard) {
+  return shard.rows.empty() && !shard.step_scalars.defined() ? Segments{{{0, shard.param.numel()}}, {}}
+                                                             : Segments{{}, shard.segments};
 }
 
 kernels::StateArray state_array(const ShardStep& shard, size_t i) {

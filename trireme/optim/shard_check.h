@@ -4,7 +4,9 @@
 #include <trireme/optim/optimizer.h>
 
 #include <initializer_list>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace trireme::optim {
 
@@ -38,6 +40,13 @@ kernels::Element element_of(at::ScalarType type);
 
 /// Sets the arguments that all kernels share, from a checked shard.
 void set_arrays(kernels::StepArgs& args, const ShardStep& shard);
+/// The shard's segments if they have rows, else one that has all elements.
+struct Segments {
+  std::vector<Segment> all;
+  std::span<const Segment> given;
+  std::span<const Segment> span() const { return all.empty() ? given : std::span<const Segment>(all); }
+};
+Segments segments_of(const ShardStep& shard);
 kernels::StateArray state_array(const ShardStep& shard, size_t i);
 
 } // namespace trireme::optim

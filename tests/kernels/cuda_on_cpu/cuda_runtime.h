@@ -16,6 +16,7 @@
 #define __host__
 #define __shared__ static // of the one block that runs
 #define __constant__ static const
+#define __grid_constant__
 #define __launch_bounds__(...)
 
 struct alignas(8) uint2 {

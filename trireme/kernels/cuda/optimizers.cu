@@ -2,6 +2,7 @@
 
 #include <trireme/kernels/optimizer_rules.h>
 #include <trireme/kernels/cuda/launch.cuh>
+#include <trireme/kernels/cuda/parts.cuh>
 #include <trireme/kernels/cuda/warp_block.cuh>
 
 #include <cuda_runtime.h>
@@ -9,32 +10,7 @@
 namespace trireme::kernels::cuda {
 namespace {
 
-constexpr int64_t kMostBlocks = 4096;
 constexpr int kNormBlocks = 1024;
-constexpr int kThreads = 256;
-constexpr int kBlocksAtOnce = 3; ///< of a multiprocessor, at least: up to 80 registers, and so no spills
-constexpr int64_t kOfBlock = kThreads / kLanes * kStateBlock; ///< elements of a block of threads at a time
-
-unsigned blocks_for(int64_t elements, int64_t most = kMostBlocks) {
-  const int64_t blocks = (elements + kOfBlock - 1) / kOfBlock;
-  return static_cast<unsigned>(blocks < most ? blocks : most);
-}
-
-bool is_aligned(const StateArray& state) {
-  return is_aligned(state.values, state.type);
-}
-bool is_aligned(const StepArgs& args) {
-  return is_aligned(args.param, Element::f32) && is_aligned(args.grad, args.grad_type) &&
-         is_aligned(args.param_copy, args.copy_type);
-}
-template <class Rule, class Args>
-bool is_aligned(const Args& args) {
-  bool all = is_aligned(static_cast<const StepArgs&>(args));
-  for (int i = 0; i < Rule::kStates; ++i) {
-    all = all && is_aligned(Rule::state(args, i));
-  }
-  return all;
-}
 
 /// The factor of the gradients; NaN: change nothing.
 __device__ inline Lane scale_of(const StepArgs& args) {
@@ -130,14 +106,15 @@ __device__ inline void store_params(const Lane (&p)[kEach], const StepArgs& args
 
 template <class Rule>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
-    step_kernel(const typename Rule::Args given, int64_t begin, int64_t end, bool aligned) {
-  const typename Rule::Args args = with_scalars(given);
+    step_kernel(const __grid_constant__ typename Rule::Args given, const __grid_constant__ Parts parts) {
+  const Parts::Part& part = own_part(parts);
+  const typename Rule::Args args = args_of(given, part.segment, own_row(given, parts, part));
   const Rule rule(args);
   const Lane scale = scale_of(args);
   if (is_nan(scale)) {
     return;
   }
-  each_block(begin, end, aligned, [&](const WarpBlock& block) {
+  each_block_of(part, [&](const WarpBlock& block) {
     Elements<Rule, typename Rule::Args> own(args, block);
     own.step(rule, args, block, scale);
     Lane p[kEach];
@@ -152,13 +129,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 }
 
 template <template <class> class Rule>
-void step(const typename Rule<Lane>::Args& args, int64_t begin, int64_t end, void* stream, const char* name) {
-  if (begin >= end) {
-    return;
-  }
-  TRIREME_LAUNCH(step_kernel<Rule<Lane>>, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))(
-      args, begin, end, is_aligned<Rule<Lane>>(args));
-  check_launch(name);
+void step(const typename Rule<Lane>::Args& args, const Segment* segments, int64_t count, void* stream,
+          const char* name) {
+  in_launches<Rule<Lane>>(args, segments, count, kMostBlocks, [&](const Parts& parts) {
+    TRIREME_LAUNCH(step_kernel<Rule<Lane>>, static_cast<unsigned>(parts.blocks), kThreads,
+                   static_cast<cudaStream_t>(stream))
+    (args, parts);
+    check_launch(name);
+  });
 }
 
 template <bool kSigned>
@@ -218,32 +196,34 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   }
 }
 
-/// Adds the first `count` partial sums from blockIdx.x * kNormBlocks to sums[blockIdx.x].
-__global__ void add_partials_kernel(const double* partials, int count, double* sums) {
+/// Adds the partial sums to *total.
+__global__ void add_partials_kernel(const double* partials, int count, double* total) {
   __shared__ double room[kThreads];
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-    sum += partials[blockIdx.x * kNormBlocks + i];
+    sum += partials[i];
   }
   sum = sum_of_block(sum, room);
   if (threadIdx.x == 0) {
-    sums[blockIdx.x] += sum;
+    *total += sum;
   }
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
-    lamb_moments_kernel(const LambArgs given, int64_t begin, int64_t end, double* partials, bool aligned) {
-  const LambArgs args = with_scalars(given);
+    lamb_moments_kernel(const __grid_constant__ LambArgs given, const __grid_constant__ Parts parts, double* partials) {
+  __shared__ double room[kThreads];
+  const Parts::Part& part = own_part(parts);
+  const LambArgs args = args_of(given, part.segment, own_row(given, parts, part));
   const LambMoments<Lane> rule(args);
   const LambDirection<Lane> direction(args);
-  __shared__ double room[kThreads];
   const Lane scale = scale_of(args);
-  if (is_nan(scale)) {
-    end = begin; // the partial sums are read anyway
-  }
+  const bool skips = is_nan(scale); // the partial sums are read anyway
   double params = 0;
   double updates = 0;
-  each_block(begin, end, aligned, [&](const WarpBlock& block) {
+  each_block_of(part, [&](const WarpBlock& block) {
+    if (skips) {
+      return;
+    }
     Elements<LambMoments<Lane>, LambArgs> own(args, block);
     own.step(rule, args, block, scale);
     own.store_states(args, block);
@@ -263,15 +243,33 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   }
   updates = sum_of_block(updates, room);
   if (threadIdx.x == 0) {
-    partials[kNormBlocks + blockIdx.x] = updates;
+    partials[kMostBlocks + blockIdx.x] = updates;
+  }
+}
+
+/// Block (p, i): adds the partial sums of part p to its parameter's sum i.
+__global__ void add_part_sums_kernel(const __grid_constant__ Parts parts, const double* partials, double* sums) {
+  __shared__ double room[kThreads];
+  const Parts::Part& part = parts.parts[blockIdx.x];
+  double sum = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < part.blocks; i += kThreads) {
+    sum += partials[blockIdx.y * kMostBlocks + part.first_block + i];
+  }
+  sum = sum_of_block(sum, room);
+  if (threadIdx.x == 0) {
+    sums[2 * part.segment.parameter + blockIdx.y] += sum;
   }
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
-    lamb_apply_kernel(const LambArgs given, int64_t begin, int64_t end, const double* sums, const LambScale scale,
-                      bool aligned) {
-  const LambArgs args = with_scalars(given);
+    lamb_apply_kernel(const __grid_constant__ LambArgs given, const __grid_constant__ Parts parts,
+                      const double* all_sums, const LambScale scale) {
+  const Parts::Part& part = own_part(parts);
+  const StepScalars* const row = own_row(given, parts, part);
+  const LambArgs args = args_of(given, part.segment, row);
   const LambDirection<Lane> direction(args);
+  const double* const sums = all_sums + 2 * part.segment.parameter;
+  const double rate = row != nullptr ? row->lr_times_correction : scale.lr_times_correction;
   if (is_nan(scale_of(args))) {
     return;
   }
@@ -280,8 +278,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     ratio = ::sqrt(sums[0]) / ::sqrt(sums[1]);
     ratio = ratio < scale.min_coeff ? scale.min_coeff : ratio > scale.max_coeff ? scale.max_coeff : ratio;
   }
-  const Lane step_size = {static_cast<float>(rate_of(args, scale) * ratio)};
-  each_block(begin, end, aligned, [&](const WarpBlock& block) {
+  const Lane step_size = {static_cast<float>(rate * ratio)};
+  each_block_of(part, [&](const WarpBlock& block) {
     const Bits params = Bits::load(args.param, Element::f32, block);
     const auto m = StateOf<LambMoments<Lane>, 0>::load(args.exp_avg, block);
     const auto v = StateOf<LambMoments<Lane>, 1>::load(args.exp_avg_sq, block);
@@ -298,37 +296,37 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 
 } // namespace
 
-void adam(const AdamArgs& args, int64_t begin, int64_t end, void* stream) {
-  args.weight_decay != 0 ? step<AdamDecayed>(args, begin, end, stream, "adam")
-                         : step<Adam>(args, begin, end, stream, "adam");
+void adam(const AdamArgs& args, const Segment* segments, int64_t count, void* stream) {
+  args.weight_decay != 0 ? step<AdamDecayed>(args, segments, count, stream, "adam")
+                         : step<Adam>(args, segments, count, stream, "adam");
 }
 
-void sgd(const SgdArgs& args, int64_t begin, int64_t end, void* stream) {
+void sgd(const SgdArgs& args, const Segment* segments, int64_t count, void* stream) {
   if (args.momentum_buffer.values == nullptr) {
-    step<SgdPlain>(args, begin, end, stream, "sgd");
+    step<SgdPlain>(args, segments, count, stream, "sgd");
   } else if (args.nesterov) {
-    step<SgdNesterov>(args, begin, end, stream, "sgd");
+    step<SgdNesterov>(args, segments, count, stream, "sgd");
   } else {
-    step<SgdHeavyBall>(args, begin, end, stream, "sgd");
+    step<SgdHeavyBall>(args, segments, count, stream, "sgd");
   }
 }
 
-void lion(const LionArgs& args, int64_t begin, int64_t end, void* stream) {
-  step<Lion>(args, begin, end, stream, "lion");
+void lion(const LionArgs& args, const Segment* segments, int64_t count, void* stream) {
+  step<Lion>(args, segments, count, stream, "lion");
 }
 
-void adagrad(const AdagradArgs& args, int64_t begin, int64_t end, void* stream) {
-  step<Adagrad>(args, begin, end, stream, "adagrad");
+void adagrad(const AdagradArgs& args, const Segment* segments, int64_t count, void* stream) {
+  step<Adagrad>(args, segments, count, stream, "adagrad");
 }
 
-void rmsprop(const RmspropArgs& args, int64_t begin, int64_t end, void* stream) {
+void rmsprop(const RmspropArgs& args, const Segment* segments, int64_t count, void* stream) {
   const bool momentum = args.momentum_buffer.values != nullptr;
   if (args.grad_avg.values != nullptr) {
-    momentum ? step<RmspropCenteredMomentum>(args, begin, end, stream, "rmsprop")
-             : step<RmspropCentered>(args, begin, end, stream, "rmsprop");
+    momentum ? step<RmspropCenteredMomentum>(args, segments, count, stream, "rmsprop")
+             : step<RmspropCentered>(args, segments, count, stream, "rmsprop");
   } else {
-    momentum ? step<RmspropMomentum>(args, begin, end, stream, "rmsprop")
-             : step<Rmsprop>(args, begin, end, stream, "rmsprop");
+    momentum ? step<RmspropMomentum>(args, segments, count, stream, "rmsprop")
+             : step<Rmsprop>(args, segments, count, stream, "rmsprop");
   }
 }
 
@@ -373,26 +371,24 @@ void squared_norm(const void* x, Element type, int64_t n, double* partials, doub
   check_launch("squared_norm");
 }
 
-void lamb_moments(const LambArgs& args, int64_t begin, int64_t end, double* partials, double* sums, void* stream) {
+void lamb_moments(const LambArgs& args, const Segment* segments, int64_t count, double* partials, double* sums,
+                  void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
-  if (begin >= end) {
-    return;
-  }
-  const unsigned blocks = blocks_for(end - begin, kNormBlocks);
-  TRIREME_LAUNCH(lamb_moments_kernel, blocks, kThreads, on)(args, begin, end, partials,
-                                                            is_aligned<LambMoments<Lane>>(args));
-  TRIREME_LAUNCH(add_partials_kernel, 2, kThreads, on)(partials, static_cast<int>(blocks), sums);
-  check_launch("lamb_moments");
+  in_launches<LambMoments<Lane>>(args, segments, count, kNormBlocks, [&](const Parts& parts) {
+    TRIREME_LAUNCH(lamb_moments_kernel, static_cast<unsigned>(parts.blocks), kThreads, on)(args, parts, partials);
+    TRIREME_LAUNCH(add_part_sums_kernel, dim3(static_cast<unsigned>(parts.count), 2), kThreads, on)
+    (parts, partials, sums);
+    check_launch("lamb_moments");
+  });
 }
 
-void lamb_apply(const LambArgs& args, int64_t begin, int64_t end, const double* sums, const LambScale& scale,
-                void* stream) {
-  if (begin >= end) {
-    return;
-  }
-  TRIREME_LAUNCH(lamb_apply_kernel, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))
-  (args, begin, end, sums, scale, is_aligned<LambMoments<Lane>>(args));
-  check_launch("lamb_apply");
+void lamb_apply(const LambArgs& args, const Segment* segments, int64_t count, const double* sums,
+                const LambScale& scale, void* stream) {
+  in_launches<LambMoments<Lane>>(args, segments, count, kMostBlocks, [&](const Parts& parts) {
+    TRIREME_LAUNCH(lamb_apply_kernel, static_cast<unsigned>(parts.blocks), kThreads, static_cast<cudaStream_t>(stream))
+    (args, parts, sums, scale);
+    check_launch("lamb_apply");
+  });
 }
 
 } // namespace trireme::kernels::cuda
