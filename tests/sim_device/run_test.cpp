@@ -6,13 +6,17 @@
 #include <tests/tools/small_training.h>
 
 #include <trireme/base/file.h>
+#include <trireme/engine/preemption.h>
 #include <trireme/monitor/metrics.h>
 
 #include <gmock/gmock.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 #include <set>
+#include <thread>
 
 namespace trireme::tools {
 namespace {
@@ -86,6 +90,31 @@ TEST_F(SimDeviceRunTest, LayersAndTokensAreSplit) {
       const std::vector<double> cpu = numbers(world, run, std::nullopt);
       expect_near(numbers(world, run, sim::device()), cpu);
     }
+    EXPECT_THAT(sim::problems(), testing::IsEmpty());
+  });
+}
+
+TEST_F(SimDeviceRunTest, ASignalToOneRankEndsAllAfterTheSameStep) {
+  json run = common();
+  run["training"] = {{"steps", 3000}};
+  run["engine"]["zero_optimization"] = {{"stage", 2}};
+  test::on_ranks(2, [&](comm::World& world) {
+    sim::start();
+    const engine::Preemption preemption;
+    std::thread sender([&] {
+      while (world.rank() == 1 &&
+             (!fs::exists(out() / "metrics.jsonl") || monitor::read_metrics(out() / "metrics.jsonl").size() < 5)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      if (world.rank() == 1) {
+        ::raise(SIGTERM);
+      }
+    });
+    run_training(world, run, false, sim::device());
+    sender.join();
+    const int64_t last = monitor::read_metrics(out() / "metrics.jsonl").back().step;
+    EXPECT_LT(last, 3000);
+    EXPECT_TRUE(fs::exists(out() / "checkpoints" / concat("global_step", last)));
     EXPECT_THAT(sim::problems(), testing::IsEmpty());
   });
 }

@@ -6,7 +6,9 @@
 #include <tests/parallel/context/whole.h>
 #include <tests/parallel/tensor/ordinary_models.h>
 
+#include <trireme/comm/recorder.h>
 #include <trireme/models/bert_layers.h>
+#include <trireme/parallel/tensor/linear.h>
 
 #include <nlohmann/json.hpp>
 
@@ -153,6 +155,24 @@ TEST(SimDeviceSplit, AModelThatKnowsNothingOfRanks) {
       return train(*engine);
     });
   }
+}
+
+// [2, 512, 6144] in fp32, 24 MiB: whole on a device, in pieces of 341 rows on the host. Samples of 3 MiB: together on a
+// device, alone on the host.
+TEST(SimDeviceSplit, PiecesAreLargerThanOnTheHost) {
+  on_both(2, [](comm::World& world, at::Device device) {
+    const torch::NoGradGuard no_grad;
+    Seen seen;
+    const auto sent = [&](const at::Tensor& x, const at::Tensor& weight, const tensor::Ranks& ranks) {
+      const size_t before = comm::Recorder::process().records().size();
+      seen.weights.push_back(tensor::row_linear(x.to(device), weight.to(device), ranks).sum(0).cpu());
+      return comm::Recorder::process().records().size() - before;
+    };
+    const at::Tensor x = torch::full({2, 512, 2}, 1.5 + world.rank()), weight = torch::ones({6144, 2});
+    EXPECT_EQ(sent(x, weight, {world.group()}), device.is_cpu() ? 4 : 1);
+    EXPECT_EQ(sent(x, weight.slice(0, 0, 1536), {world.group(), /*sequence_parallel=*/true}), device.is_cpu() ? 2 : 1);
+    return seen;
+  });
 }
 
 } // namespace

@@ -99,7 +99,8 @@ class Costs {
  private:
   double passes(double elements) const { return elements * product_ / cluster_.pass_bandwidth; }
   double into_order(int64_t bytes) const {
-    const bool whole_samples = layout_.micro_batch == 1 || bytes / layout_.micro_batch >= tensor::kSampleBytes;
+    const bool whole_samples =
+        layout_.micro_batch == 1 || bytes / layout_.micro_batch >= tensor::piece_sizes(/*on_host=*/true).sample_bytes;
     return whole_samples ? 0 : kPassesOfOrder * static_cast<double>(bytes) / cluster_.pass_bandwidth;
   }
   // Mean over the micro-batches of a step: a copy reads and writes, an addition reads twice.

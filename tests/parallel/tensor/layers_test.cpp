@@ -166,7 +166,7 @@ void check_long(comm::World& world, int64_t samples, int64_t tokens, bool bias, 
 
 TEST(TensorLayersTest, LongSequencesTravelInPieces) {
   for (const int ranks : {2, 3}) {
-    const int64_t piece = kPieceBytes / (1024 * 8) / ranks; // tokens of a rank
+    const int64_t piece = piece_sizes(/*on_host=*/true).piece_bytes / (1024 * 8) / ranks; // tokens of a rank
     for (const auto& [samples, tokens] :
          {std::pair<int64_t, int64_t>{1, 2 * piece + 5}, {3, piece / 2}, {2, piece + 1}, {1, 1}}) {
       EXPECT_THAT(

@@ -174,7 +174,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     const at::Tensor from = rows_of(x);
     const at::Tensor to = rows_of(y);
     const int64_t row_bytes = to.size(1) * static_cast<int64_t>(to.element_size());
-    const int64_t rows = std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(row_bytes, 1));
+    const int64_t rows = std::max<int64_t>(1, piece_sizes(to.is_cpu()).piece_bytes / std::max<int64_t>(row_bytes, 1));
     std::vector<Transfer> sums;
     for (int64_t begin = 0; begin < to.size(0); begin += rows) {
       at::Tensor piece = to.slice(0, begin, begin + rows);

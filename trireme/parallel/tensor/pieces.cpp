@@ -21,13 +21,14 @@ struct TokenRange {
 };
 
 /// Empty if all samples are sent at once. `whole`: sizes of all ranks' tokens, `token_bytes` of one of them.
-std::vector<TokenRange> pieces_of(int64_t samples, int64_t tokens, int64_t token_bytes, const comm::Group& ranks) {
+std::vector<TokenRange> pieces_of(int64_t samples, int64_t tokens, int64_t token_bytes, const comm::Group& ranks,
+                                  const PieceSizes& sizes) {
   std::vector<TokenRange> pieces;
-  if (tokens * token_bytes < kSampleBytes) {
+  if (tokens * token_bytes < sizes.sample_bytes) {
     return pieces;
   }
   const int64_t mine = tokens / ranks.size();
-  const int64_t most = std::clamp<int64_t>(kPieceBytes / (token_bytes * ranks.size()), 1, mine);
+  const int64_t most = std::clamp<int64_t>(sizes.piece_bytes / (token_bytes * ranks.size()), 1, mine);
   for (int64_t sample = 0; sample < samples; ++sample) {
     for (int64_t begin = 0; begin < mine; begin += most) {
       pieces.push_back({sample, begin, std::min(most, mine - begin)});
@@ -91,7 +92,8 @@ Products multiply_joined(const at::Tensor& x, at::TensorList weights, at::Tensor
   const at::ScalarType type = weights[0].scalar_type();
   const at::Tensor mine = three_dims(x);
   const int64_t tokens = mine.size(1) * ranks.size();
-  const std::vector<TokenRange> pieces = pieces_of(mine.size(0), tokens, mine.size(2) * mine.element_size(), ranks);
+  const std::vector<TokenRange> pieces =
+      pieces_of(mine.size(0), tokens, mine.size(2) * mine.element_size(), ranks, piece_sizes(mine.is_cpu()));
   Products products;
   std::vector<at::Tensor> ys;
   for (const at::Tensor& weight : weights) {
@@ -158,7 +160,8 @@ Transfer start_multiply_to_part(at::TensorList xs, at::TensorList weights, const
   const int64_t samples = wholes[0].size(0);
   const int64_t tokens = wholes[0].size(1);
   const int64_t columns = weights[0].size(1);
-  const std::vector<TokenRange> pieces = pieces_of(samples, tokens, columns * wholes[0].element_size(), ranks);
+  const std::vector<TokenRange> pieces =
+      pieces_of(samples, tokens, columns * wholes[0].element_size(), ranks, piece_sizes(wholes[0].is_cpu()));
   if (pieces.empty()) {
     const at::Tensor sum = allocate(ranks, sizes_like(xs[0], xs[0].size(kSequenceDim), columns), xs[0]);
     std::vector<at::Tensor> rows;

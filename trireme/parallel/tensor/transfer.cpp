@@ -16,7 +16,7 @@ int64_t samples_of(const at::Tensor& x, int64_t dim) {
 }
 
 bool travels_by_sample(const at::Tensor& whole, int64_t samples) {
-  return samples <= 1 || static_cast<int64_t>(whole.nbytes()) / samples >= kSampleBytes;
+  return samples <= 1 || static_cast<int64_t>(whole.nbytes()) / samples >= piece_sizes(whole.is_cpu()).sample_bytes;
 }
 
 } // namespace
