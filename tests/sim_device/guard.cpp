@@ -1,5 +1,6 @@
 #include "guard.h"
 
+#include "capture.h"
 #include "memory.h"
 #include "timeline.h"
 
@@ -41,6 +42,7 @@ struct Event {
   Clock clock{};
   int polls = 0;
   std::optional<double> time; // if it is timed: milliseconds of its stream
+  int64_t capture = 0;        // that it was recorded in
 };
 
 // Whether all of `done` is known to be done.
@@ -85,16 +87,19 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     join(clock, Timeline::host());
     const bool timed = flag == c10::EventFlag::BACKEND_DEFAULT;
     *static_cast<Event*>(*event) = {
-        clock, 0, timed ? std::optional(timeline().milliseconds(clock_of(on.device_index(), on.id()))) : std::nullopt};
+        clock, 0, timed ? std::optional(timeline().milliseconds(clock_of(on.device_index(), on.id()))) : std::nullopt,
+        capture_of(clock_of(on.device_index(), on.id()))};
   }
   void block(void* event, const c10::Stream& on) const override {
     const std::lock_guard lock(timeline().mutex);
     if (event != nullptr) {
+      wait_in_capture(clock_of(on.device_index(), on.id()), static_cast<Event*>(event)->capture);
       timeline().wait(clock_of(on.device_index(), on.id()), static_cast<Event*>(event)->clock);
     }
   }
   bool queryEvent(void* event) const override {
     const std::lock_guard lock(timeline().mutex);
+    refuse_in_capture("a query of an event");
     auto* const asked = static_cast<Event*>(event);
     if (asked != nullptr && ++asked->polls < timeline().polls && !knows(Timeline::host(), asked->clock)) {
       return false;
@@ -148,8 +153,16 @@ class Generator final : public c10::GeneratorImpl {
   uint64_t get_offset() const override { return inner.get_offset(); }
   uint64_t current_seed() const override { return inner.current_seed(); }
   uint64_t seed() override { return inner.seed(); }
-  void set_state(const c10::TensorImpl& state) override { inner.unsafeGetGeneratorImpl()->set_state(state); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return inner.unsafeGetGeneratorImpl()->get_state(); }
+  void set_state(const c10::TensorImpl& state) override {
+    const std::lock_guard lock(timeline().mutex);
+    refuse_in_capture("a change of the random state");
+    inner.unsafeGetGeneratorImpl()->set_state(state);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    const std::lock_guard lock(timeline().mutex);
+    refuse_in_capture("a read of the random state");
+    return inner.unsafeGetGeneratorImpl()->get_state();
+  }
 
   at::Generator inner;
 

@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include "capture.h"
 #include "guard.h"
 #include "timeline.h"
 
@@ -17,6 +18,14 @@
 #include <vector>
 
 namespace trireme::sim {
+
+struct PrivatePool {
+  std::map<uintptr_t, size_t> regions;                    // begin, bytes
+  uintptr_t next = 0;                                     // in the last region
+  std::multimap<std::pair<int, size_t>, uintptr_t> spare; // by stream and size
+  std::map<uintptr_t, std::pair<int, size_t>> used;
+};
+
 namespace {
 
 constexpr size_t kPage = 4096;
@@ -43,6 +52,7 @@ struct Arena {
   std::map<uintptr_t, size_t> pinned;
   Memory pinned_memory;
   std::array<Memory, kMostDevices> memory;
+  std::vector<PrivatePool*> pools; // never freed
 };
 
 Arena& arena() {
@@ -50,10 +60,65 @@ Arena& arena() {
   return *the;
 }
 
+// At least this many bytes at a time are reserved for a pool.
+constexpr size_t kRegion = size_t{4} << 20;
+
+// A pool's regions are each one block of the timeline: their owners change within replays.
+uintptr_t take_from(PrivatePool& pool, size_t bytes, int index, int stream) {
+  Arena& all = arena();
+  uintptr_t begin = 0;
+  if (const auto found = pool.spare.find({stream, bytes}); found != pool.spare.end()) {
+    begin = found->second;
+    pool.spare.erase(found);
+  } else {
+    if (pool.regions.empty() || pool.next + bytes > pool.regions.rbegin()->first + pool.regions.rbegin()->second) {
+      const size_t region = (std::max(bytes, kRegion) + kPage - 1) / kPage * kPage;
+      size_t& top = all.top[static_cast<size_t>(index)];
+      top = (top + kPage - 1) / kPage * kPage; // memory_snapshot() takes whole pages
+      if (top + region > kArena) {
+        throw Error("sim_device", "out of memory");
+      }
+      pool.next = reinterpret_cast<uintptr_t>(all.device) + static_cast<size_t>(index) * kArena + top;
+      top += region;
+      pool.regions[pool.next] = region;
+      timeline().allocated(pool.next, static_cast<int64_t>(region), stream);
+      Memory& used = all.memory[static_cast<size_t>(index)];
+      ++used.fresh;
+      used.bytes += static_cast<int64_t>(region);
+      used.peak = std::max(used.peak, used.bytes);
+    }
+    begin = pool.next;
+    pool.next += bytes;
+  }
+  pool.used[begin] = {stream, bytes};
+  return begin;
+}
+
+bool give_back_to_pool(uintptr_t begin) {
+  for (PrivatePool* const pool : arena().pools) {
+    if (const auto found = pool->used.find(begin); found != pool->used.end()) {
+      pool->spare.emplace(found->second, begin);
+      pool->used.erase(found);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_of_a_pool(uintptr_t begin) {
+  return std::any_of(arena().pools.begin(), arena().pools.end(), [&](const PrivatePool* pool) {
+    const auto after = pool->regions.upper_bound(begin);
+    return after != pool->regions.begin() && begin < std::prev(after)->first + std::prev(after)->second;
+  });
+}
+
 void drop(void* pointer) {
   Timeline& line = timeline();
   const std::lock_guard lock(line.mutex);
   const auto begin = reinterpret_cast<uintptr_t>(pointer);
+  if (give_back_to_pool(begin)) {
+    return;
+  }
   const int stream = line.stream_of(begin);
   const auto [bytes, recorded] = line.freed(begin);
   std::memset(kernel_pointer(pointer), 0xff,
@@ -100,6 +165,11 @@ class DeviceMemory final : public c10::DeviceAllocator {
       throw Error("sim_device", "out of memory");
     }
     const int stream = clock_of(index, current_stream(index));
+    if (PrivatePool* const pool = pool_for(stream)) {
+      void* const pointer = reinterpret_cast<void*>(take_from(*pool, whole, index, stream));
+      return {pointer, pointer, &drop, device};
+    }
+    refuse_in_capture("an allocation outside of the pool");
     uintptr_t begin = 0;
     if (const auto found = all.spare.find({stream, whole}); found != all.spare.end()) {
       begin = found->second;
@@ -185,6 +255,30 @@ PinnedMemory the_pinned_memory;
 REGISTER_ALLOCATOR(c10::kPrivateUse1, &the_device_memory);
 
 } // namespace
+
+PrivatePool* make_private_pool() {
+  const std::lock_guard lock(timeline().mutex);
+  return arena().pools.emplace_back(new PrivatePool());
+}
+
+std::vector<std::pair<size_t, std::vector<char>>> memory_snapshot(int device) {
+  const Arena& all = arena();
+  const size_t first = static_cast<size_t>(device) * kArena;
+  std::vector<std::pair<size_t, std::vector<char>>> kept;
+  for (size_t at = 0; at < all.top[static_cast<size_t>(device)]; at += kPage) {
+    if (!is_of_a_pool(reinterpret_cast<uintptr_t>(all.device) + first + at)) {
+      const char* const begin = all.kernel + first + at;
+      kept.emplace_back(first + at, std::vector<char>(begin, begin + kPage));
+    }
+  }
+  return kept;
+}
+
+void restore_memory(int, const std::vector<std::pair<size_t, std::vector<char>>>& snapshot) {
+  for (const auto& [at, bytes] : snapshot) {
+    std::memcpy(arena().kernel + at, bytes.data(), bytes.size());
+  }
+}
 
 c10::Allocator& device_allocator() {
   return the_device_memory;

@@ -1,6 +1,8 @@
 // The operations of the device: those that make, view and copy tensors; for all others the CPU's kernel runs on the
 // kernels' mapping.
+#include "capture.h"
 #include "guard.h"
+#include "launch.h"
 #include "memory.h"
 #include "timeline.h"
 
@@ -18,59 +20,12 @@
 #include <torch/library.h>
 
 #include <cstring>
+#include <set>
 
 namespace trireme::sim {
 namespace {
 
 using at::Tensor;
-
-bool on_device(const Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == c10::kPrivateUse1;
-}
-
-/// A kernel that runs on the current stream of a device, checked argument by argument.
-class Launch {
- public:
-  Launch(std::string name, int device) : name_(std::move(name)), stream_(clock_of(device, current_stream(device))) {
-    timeline().launch(name_, stream_);
-  }
-  void touch(const Tensor& tensor, bool writes, bool between_devices = false) const {
-    if (!on_device(tensor) || tensor.numel() == 0) {
-      return;
-    }
-    int64_t span = 1;
-    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-      span += (tensor.size(dim) - 1) * tensor.stride(dim);
-    }
-    const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-    timeline().touch(name_, stream_, begin, begin + static_cast<size_t>(span) * tensor.element_size(), writes,
-                     between_devices);
-  }
-  void host_waits(const std::string& what) const { timeline().host_waits(timeline().now(stream_), what); }
-  int stream() const { return stream_; }
-
- private:
-  std::string name_;
-  int stream_;
-};
-
-// The tensor as a kernel finds it: a tensor of the CPU on the other mapping. Resizable, because an out argument may
-// come in another shape; the caller sees that it has moved.
-Tensor kernel_view(const Tensor& tensor) {
-  if (!on_device(tensor)) {
-    return tensor;
-  }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const at::TensorOptions options = tensor.options().device(at::kCPU);
-  if (tensor.numel() == 0) {
-    return at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  }
-  const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize());
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
-                       c10::DataPtr(kernel_pointer(tensor.const_data_ptr()), at::kCPU), c10::GetAllocator(at::kCPU),
-                       /*resizable=*/true);
-  return at::empty({0}, options).set_(storage, 0, tensor.sizes(), tensor.strides());
-}
 
 Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> type,
                      std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
@@ -157,6 +112,9 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
     launch.host_waits("copy to the host");
     target.copy_(kernel_view(self));
   }
+  if (launch.is_recorded()) {
+    launch.repeats([from = recorded(self), to = recorded(target), non_blocking] { copy_from(from, to, non_blocking); });
+  }
   return target;
 }
 
@@ -227,17 +185,52 @@ int device_of_arguments(const Stack& stack, size_t begin) {
   return current_device();
 }
 
+// Operations of which the host reads a result on CUDA: the shape of another one depends on it.
+bool waits_on_cuda(const std::string& name, const Stack& given) {
+  if (name == "aten::index" || name == "aten::index_put_" || name == "aten::_index_put_impl_") {
+    for (const std::optional<Tensor>& index : given.at(1).toOptionalTensorVector()) {
+      if (index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte)) {
+        return true;
+      }
+    }
+    return false;
+  }
+  static const std::set<std::string> kNames = {"aten::nonzero",           "aten::masked_select",     "aten::_unique2",
+                                               "aten::unique_dim",        "aten::bincount",          "aten::equal",
+                                               "aten::repeat_interleave", "aten::unique_consecutive"};
+  return kNames.contains(name);
+}
+
 /// One operation whose arguments are turned into what the CPU's kernel takes, and its results back.
 class OnCpu {
  public:
-  OnCpu(const c10::OperatorHandle& op, Stack& stack)
-      : schema_(op.schema()),
+  using Kernel = void (*)(const c10::OperatorHandle& op, Stack& stack);
+
+  /// `results`: in a replay, where they are.
+  OnCpu(const c10::OperatorHandle& op, Stack& stack, const std::vector<Tensor>* results = nullptr)
+      : op_(op),
+        schema_(op.schema()),
         stack_(stack),
         begin_(stack.size() - schema_.arguments().size()),
         device_(device_of_arguments(stack, begin_)),
         launch_(schema_.name(), device_),
-        given_(stack.begin() + static_cast<std::ptrdiff_t>(begin_), stack.end()) {}
+        given_(stack.begin() + static_cast<std::ptrdiff_t>(begin_), stack.end()),
+        replayed_(results) {
+    if (launch_.is_recorded() && waits_on_cuda(schema_.name(), given_)) {
+      refuse_capture_of(schema_.name() + ", for which the host waits,");
+    }
+  }
 
+  void run(Kernel kernel) {
+    arguments();
+    kernel(op_, stack_);
+    results();
+    if (launch_.is_recorded()) {
+      repeat(kernel);
+    }
+  }
+
+ private:
   void arguments() {
     for (size_t i = 0; i < given_.size(); ++i) {
       const c10::Argument& argument = schema_.arguments()[i];
@@ -291,7 +284,21 @@ class OnCpu {
     }
   }
 
- private:
+  void repeat(Kernel kernel) const {
+    Stack arguments;
+    for (const c10::IValue& value : given_) {
+      arguments.push_back(recorded(value));
+    }
+    std::vector<Tensor> results;
+    for (const Tensor& made : made_) {
+      results.push_back(recorded(made));
+    }
+    launch_.repeats([op = op_, arguments, results, kernel] {
+      Stack stack = arguments;
+      OnCpu(op, stack, &results).run(kernel);
+    });
+  }
+
   Tensor as_kernel(const Tensor& tensor, bool writes) {
     TORCH_CHECK(!tensor.defined() || on_device(tensor) || tensor.dim() == 0 || takes_indices(),
                 "sim_device: ", schema_.operator_name(),
@@ -315,10 +322,16 @@ class OnCpu {
       return tensor;
     }
     const at::AutoDispatchBelowADInplaceOrView below;
+    if (replayed_ != nullptr) {
+      const Tensor& there = replayed_->at(made_.size());
+      kernel_view(there).copy_(tensor);
+      launch_.touch(there, true);
+      return made_.emplace_back(there);
+    }
     const Tensor made = empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type(), {}, device(device_), {});
     kernel_view(made).copy_(tensor);
     launch_.touch(made, true);
-    return made;
+    return made_.emplace_back(made);
   }
   const c10::IValue& argument_of(const c10::AliasInfo& alias) const {
     TORCH_CHECK(alias.isWrite(), "sim_device: ", schema_.operator_name(),
@@ -332,6 +345,7 @@ class OnCpu {
     TORCH_CHECK(false, "sim_device: ", schema_.operator_name(), " returns none of its arguments");
   }
 
+  c10::OperatorHandle op_;
   const c10::FunctionSchema& schema_;
   Stack& stack_;
   size_t begin_;
@@ -339,44 +353,41 @@ class OnCpu {
   Launch launch_;
   std::vector<c10::IValue> given_;
   std::vector<std::pair<Tensor, Tensor>> written_; // of the device, and as the kernel had it
+  const std::vector<Tensor>* replayed_;
+  std::vector<Tensor> made_; // in order
 };
-
-void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
-  const std::lock_guard lock(timeline().mutex);
-  OnCpu call(op, *stack);
-  call.arguments();
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  call.results();
-}
 
 c10::OperatorHandle operation(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
-// What libtorch asks devices of other people for, in place of convolution, which it would cut into CUDA's.
-void convolution(const c10::OperatorHandle& op, Stack* stack) {
-  const std::lock_guard lock(timeline().mutex);
-  OnCpu call(op, *stack);
-  call.arguments();
-  operation("aten::convolution").redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  call.results();
+void same_kernel(const c10::OperatorHandle& op, Stack& stack) {
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
 }
 
-void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
+// What libtorch asks devices of other people for, in place of convolution, which it would cut into CUDA's.
+void convolution(const c10::OperatorHandle&, Stack& stack) {
+  operation("aten::convolution").redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+}
+
+void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
+  const size_t first = stack.size() - op.schema().arguments().size();
+  const int64_t channels = stack[first].toTensor().size(1);
+  stack.insert(stack.begin() + static_cast<std::ptrdiff_t>(first) + 3,
+               c10::IValue(std::vector<int64_t>{channels})); // the bias's sizes
+  operation("aten::convolution_backward").redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+}
+
+template <OnCpu::Kernel kernel>
+void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   const std::lock_guard lock(timeline().mutex);
-  OnCpu call(op, *stack);
-  call.arguments();
-  const size_t first = stack->size() - op.schema().arguments().size();
-  const int64_t channels = (*stack)[first].toTensor().size(1);
-  stack->insert(stack->begin() + static_cast<std::ptrdiff_t>(first) + 3,
-                c10::IValue(std::vector<int64_t>{channels})); // the bias's sizes
-  operation("aten::convolution_backward").redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  call.results();
+  OnCpu(op, *stack).run(kernel);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  library.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
-  library.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+  library.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu<&convolution>>());
+  library.impl("convolution_backward_overrideable",
+               torch::CppFunction::makeFromBoxedFunction<&run_on_cpu<&convolution_backward>>());
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
   library.impl("as_strided", &as_strided);
@@ -391,10 +402,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_local_scalar_dense", &local_scalar_dense);
   library.impl("record_stream", &record_stream);
   // Has a composition of other operations for devices without a kernel, which rounds in another way.
-  library.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  library.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu<&same_kernel>>());
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu<&same_kernel>>());
 }
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFallthrough());
@@ -416,19 +427,5 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 } // namespace
-
-void launch(const char* kernel, const std::vector<Touched>& touched) {
-  const std::lock_guard lock(timeline().mutex);
-  int index = current_device();
-  for (const Touched& one : touched) {
-    index = is_device_pointer(one.pointer) ? device_of(one.pointer) : index;
-  }
-  const int stream = clock_of(index, current_stream(index));
-  timeline().launch(kernel, stream);
-  for (const Touched& one : touched) {
-    const auto begin = reinterpret_cast<uintptr_t>(one.pointer);
-    timeline().touch(kernel, stream, begin, begin + static_cast<uintptr_t>(one.bytes), one.writes);
-  }
-}
 
 } // namespace trireme::sim

@@ -36,7 +36,11 @@ class RowCall {
       pointer = static_cast<T*>(kernel_pointer(pointer));
     }
   }
-  void launch(const char* name) const { sim::launch(name, touched_); }
+  /// `kernel` runs now, and in each replay of a graph.
+  template <class F>
+  void launch(const char* name, const F& kernel) const {
+    sim::launch(name, touched_, kernel);
+  }
 
  private:
   int64_t rows_, columns_, width_;
@@ -49,8 +53,7 @@ void gelu(const kernels::GeluArgs& args, int64_t rows, at::Device) {
   call.elements(own.x, false);
   call.per_column(own.bias, args.parameters, false);
   call.elements(own.y, true);
-  call.launch("gelu");
-  kCpuRowKernels.gelu(own, rows, at::kCPU);
+  call.launch("gelu", [=] { kCpuRowKernels.gelu(own, rows, at::kCPU); });
 }
 
 void gelu_backward(const kernels::GeluArgs& args, int64_t rows, at::Device) {
@@ -61,8 +64,7 @@ void gelu_backward(const kernels::GeluArgs& args, int64_t rows, at::Device) {
   call.elements(own.dy, false);
   call.elements(own.dx, true);
   call.per_column(own.dbias, args.parameters, true);
-  call.launch("gelu_backward");
-  kCpuRowKernels.gelu_backward(own, rows, at::kCPU);
+  call.launch("gelu_backward", [=] { kCpuRowKernels.gelu_backward(own, rows, at::kCPU); });
 }
 
 void layer_norm(const kernels::LayerNormArgs& args, int64_t rows, at::Device) {
@@ -77,8 +79,7 @@ void layer_norm(const kernels::LayerNormArgs& args, int64_t rows, at::Device) {
   call.per_column(own.shift, args.parameters, false);
   call.per_row(own.mean, true);
   call.per_row(own.rstd, true);
-  call.launch("layer_norm");
-  kCpuRowKernels.layer_norm(own, rows, at::kCPU);
+  call.launch("layer_norm", [=] { kCpuRowKernels.layer_norm(own, rows, at::kCPU); });
 }
 
 void layer_norm_backward(const kernels::LayerNormArgs& args, int64_t rows, at::Device) {
@@ -94,8 +95,7 @@ void layer_norm_backward(const kernels::LayerNormArgs& args, int64_t rows, at::D
   call.per_column(own.dweight, args.parameters, true);
   call.per_column(own.dshift, args.parameters, true);
   call.per_column(own.dbias, args.parameters, true);
-  call.launch("layer_norm_backward");
-  kCpuRowKernels.layer_norm_backward(own, rows, at::kCPU);
+  call.launch("layer_norm_backward", [=] { kCpuRowKernels.layer_norm_backward(own, rows, at::kCPU); });
 }
 
 void rms_norm(const kernels::RmsNormArgs& args, int64_t rows, at::Device) {
@@ -107,8 +107,7 @@ void rms_norm(const kernels::RmsNormArgs& args, int64_t rows, at::Device) {
   call.elements(own.y, true);
   call.per_column(own.weight, args.parameters, false);
   call.per_row(own.rstd, true);
-  call.launch("rms_norm");
-  kCpuRowKernels.rms_norm(own, rows, at::kCPU);
+  call.launch("rms_norm", [=] { kCpuRowKernels.rms_norm(own, rows, at::kCPU); });
 }
 
 void rms_norm_backward(const kernels::RmsNormArgs& args, int64_t rows, at::Device) {
@@ -121,8 +120,7 @@ void rms_norm_backward(const kernels::RmsNormArgs& args, int64_t rows, at::Devic
   call.elements(own.dh_in, false);
   call.elements(own.dh, true);
   call.per_column(own.dweight, args.parameters, true);
-  call.launch("rms_norm_backward");
-  kCpuRowKernels.rms_norm_backward(own, rows, at::kCPU);
+  call.launch("rms_norm_backward", [=] { kCpuRowKernels.rms_norm_backward(own, rows, at::kCPU); });
 }
 
 void add_bias(const kernels::AddBiasArgs& args, int64_t rows, at::Device) {
@@ -132,8 +130,7 @@ void add_bias(const kernels::AddBiasArgs& args, int64_t rows, at::Device) {
   call.elements(own.residual, false);
   call.per_column(own.bias, args.parameters, false);
   call.elements(own.out, true);
-  call.launch("add_bias");
-  kCpuRowKernels.add_bias(own, rows, at::kCPU);
+  call.launch("add_bias", [=] { kCpuRowKernels.add_bias(own, rows, at::kCPU); });
 }
 
 void column_sum(const kernels::ColumnSumArgs& args, int64_t rows, at::Device) {
@@ -141,8 +138,7 @@ void column_sum(const kernels::ColumnSumArgs& args, int64_t rows, at::Device) {
   kernels::ColumnSumArgs own = args;
   call.elements(own.x, false);
   call.per_column(own.sum, args.parameters, true);
-  call.launch("column_sum");
-  kCpuRowKernels.column_sum(own, rows, at::kCPU);
+  call.launch("column_sum", [=] { kCpuRowKernels.column_sum(own, rows, at::kCPU); });
 }
 
 void cross_entropy(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device) {
@@ -152,8 +148,7 @@ void cross_entropy(const kernels::CrossEntropyArgs& args, int64_t rows, at::Devi
   call.per_row(own.target, false);
   call.per_row(own.lse, true);
   call.per_row(own.loss, true);
-  call.launch("cross_entropy");
-  kCpuRowKernels.cross_entropy(own, rows, at::kCPU);
+  call.launch("cross_entropy", [=] { kCpuRowKernels.cross_entropy(own, rows, at::kCPU); });
 }
 
 void cross_entropy_backward(const kernels::CrossEntropyArgs& args, int64_t rows, at::Device) {
@@ -164,8 +159,7 @@ void cross_entropy_backward(const kernels::CrossEntropyArgs& args, int64_t rows,
   call.per_row(own.lse, false);
   call.bytes(own.device_scale, 4, false);
   call.elements(own.dlogits, true);
-  call.launch("cross_entropy_backward");
-  kCpuRowKernels.cross_entropy_backward(own, rows, at::kCPU);
+  call.launch("cross_entropy_backward", [=] { kCpuRowKernels.cross_entropy_backward(own, rows, at::kCPU); });
 }
 
 void rotary(const kernels::RotaryArgs& args, int64_t rows, at::Device) {
@@ -180,8 +174,7 @@ void rotary(const kernels::RotaryArgs& args, int64_t rows, at::Device) {
   call.bytes(own.y, extent(args.y_at), true);
   call.bytes(own.cos, args.tokens * args.head_size * 2, false);
   call.bytes(own.sin, args.tokens * args.head_size * 2, false);
-  call.launch("rotary");
-  kCpuRowKernels.rotary(own, rows, at::kCPU);
+  call.launch("rotary", [=] { kCpuRowKernels.rotary(own, rows, at::kCPU); });
 }
 
 void gated_silu(const kernels::GatedSiluArgs& args, int64_t count, at::Device) {
@@ -190,8 +183,7 @@ void gated_silu(const kernels::GatedSiluArgs& args, int64_t count, at::Device) {
   call.elements(own.gate, false);
   call.elements(own.up, false);
   call.elements(own.y, true);
-  call.launch("gated_silu");
-  kCpuRowKernels.gated_silu(own, count, at::kCPU);
+  call.launch("gated_silu", [=] { kCpuRowKernels.gated_silu(own, count, at::kCPU); });
 }
 
 void gated_silu_backward(const kernels::GatedSiluArgs& args, int64_t count, at::Device) {
@@ -202,8 +194,7 @@ void gated_silu_backward(const kernels::GatedSiluArgs& args, int64_t count, at::
   call.elements(own.dy, false);
   call.elements(own.dgate, true);
   call.elements(own.dup, true);
-  call.launch("gated_silu_backward");
-  kCpuRowKernels.gated_silu_backward(own, count, at::kCPU);
+  call.launch("gated_silu_backward", [=] { kCpuRowKernels.gated_silu_backward(own, count, at::kCPU); });
 }
 
 const fused::RowKernels kRowKernelsThere = {gelu,

@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,8 @@ struct Touched {
 };
 /// Launches a kernel that touches these bytes of device memory on the current stream.
 void launch(const char* kernel, const std::vector<Touched>& touched);
+/// The same, and runs `work`, which is the kernel: again in each replay of a graph that records it.
+void launch(const char* kernel, const std::vector<Touched>& touched, const std::function<void()>& work);
 
 /// host_synchronisations() when the last optimizer kernel was launched.
 int64_t host_synchronisations_before_optimizer();
@@ -95,5 +98,8 @@ int64_t host_synchronisations_before_optimizer();
 void use_cpu_optimizer_kernels();
 /// The same for the passes of fused/: without them ATen's operations do their work on the device.
 void use_cpu_row_kernels();
+/// Gives the device graphs (trireme/device/graph.h). A capture refuses what CUDA refuses: waits of the host, work on
+/// other streams, events of outside. It runs nothing, and a replay is one launch.
+void use_graphs();
 
 } // namespace trireme::sim

@@ -1,5 +1,6 @@
 #include "timeline.h"
 
+#include "capture.h"
 #include "memory.h"
 
 #include <trireme/base/error.h>
@@ -100,6 +101,9 @@ void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uin
 }
 
 void Timeline::host_waits(const Clock& done, const std::string& what, bool counts) {
+  if (counts) {
+    refuse_in_capture(what);
+  }
   join(host(), done);
   host_time() = std::max(host_time(), time_of(done));
   arrive(host());

@@ -290,7 +290,6 @@ void build_buffers(Parts& parts, const InitializeOptions& options, zero::ModelUn
                                   std::vector<const bucket::FlatParameters*>(all.begin(), all.end()));
   parts.buffers.reducer =
       std::make_unique<parallel::Reducer>(parallel::pointers_to(parts.buffers.trained), *parts.agreement.sync);
-  parts.buffers.reducer->set_accepting(false); // except in the engine's own backward
   count_parameters(parts);
 }
 

@@ -163,6 +163,13 @@ data::Batch Engine::Impl::load(const std::function<data::Batch()>& next) {
   return next();
 }
 
+void Engine::Impl::begin_forward() {
+  if (!parts.model.module->is_training()) {
+    parts.model.module->train();
+  }
+  module_buffers_differ_.fill(true);
+}
+
 at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   if (parts.ranks.pipe.size() > 1) {
     throw InputError(
@@ -176,10 +183,7 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   const monitor::Span span("forward");
   const Note note("forward of step", state.global_steps + 1);
   const fault::Effect effect = fault::at(fault::Phase::forward);
-  if (!parts.model.module->is_training()) {
-    parts.model.module->train();
-  }
-  module_buffers_differ_.fill(true);
+  begin_forward();
   return spoiled(weighted(parts.loss_of(micro_batch).loss, micro_batch.loss_weight), effect);
 }
 
@@ -190,10 +194,7 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
     optimizer_step.settle();
   }
   const Note note("step", state.global_steps + 1);
-  if (!parts.model.module->is_training()) {
-    parts.model.module->train();
-  }
-  module_buffers_differ_.fill(true);
+  begin_forward();
   const OwnBackward own(*parts.buffers.reducer);
   went_back_ = true;
   const int64_t micro_batches = parts.settings.batch.accumulation;
@@ -238,24 +239,28 @@ void Engine::Impl::backward(const at::Tensor& loss) {
     if (at_boundary()) {
       optimizer_step.send_loss(loss_sum_);
     }
-    // Sharded gradients accumulate as shards, so every micro-batch is reduced.
-    const bool reduces = at_boundary() || parts.buffers.trained.front()->gradients_are_sharded();
-    parts.buffers.reducer->set_synchronising(reduces);
-    if (reduces) {
-      parts.agreement.sync->backward_begins(at_boundary());
-      parts.buffers.reducer->begin();
-    }
-    const at::Tensor gradient = optimizer_step.root_gradient(root);
-    const OwnBackward own(*parts.buffers.reducer);
-    went_back_ = true;
-    root.backward(gradient);
-    if (reduces) {
-      if (parts.model.ties) { // ties of layers within one stage
-        parts.model.ties->sum_gradients();
-      }
-      parts.buffers.reducer->end();
-    }
+    run_backward(root, at_boundary(), [&] { return optimizer_step.root_gradient(root); });
   });
+}
+
+void Engine::Impl::run_backward(const at::Tensor& loss, bool last, const std::function<at::Tensor()>& root_gradient) {
+  // Sharded gradients accumulate as shards, so every micro-batch is reduced.
+  const bool reduces = last || parts.buffers.trained.front()->gradients_are_sharded();
+  parts.buffers.reducer->set_synchronising(reduces);
+  if (reduces) {
+    parts.agreement.sync->backward_begins(last);
+    parts.buffers.reducer->begin();
+  }
+  const at::Tensor gradient = root_gradient();
+  const OwnBackward own(*parts.buffers.reducer);
+  went_back_ = true;
+  loss.backward(gradient);
+  if (reduces) {
+    if (parts.model.ties) { // ties of layers within one stage
+      parts.model.ties->sum_gradients();
+    }
+    parts.buffers.reducer->end();
+  }
 }
 
 void Engine::Impl::step() {
@@ -332,10 +337,15 @@ at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
                      "Finish the step with forward(), backward() and step() first.");
   }
   impl_->check_released();
+  const StepGraph::OnStream on(impl_->graph.get());
   impl_->drop_on_failure([&] {
     if (impl_->parts.runs_schedule()) {
       impl_->run_pipeline(next);
       step();
+      return;
+    }
+    if (impl_->graph) {
+      impl_->run_with_graph(next, [this] { step(); });
       return;
     }
     for (int64_t i = 0; i < impl_->parts.settings.batch.accumulation; ++i) {
@@ -348,6 +358,7 @@ at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
 
 at::Tensor Engine::forward(const data::Batch& batch) {
   impl_->check_whole("forward()");
+  const StepGraph::OnStream on(impl_->graph.get());
   at::Tensor loss;
   impl_->drop_on_failure([&] { loss = impl_->forward(batch); });
   return loss;
@@ -356,10 +367,12 @@ void Engine::backward(const at::Tensor& loss) {
   if (impl_->parts.stepper.may_step_in_backward) {
     impl_->check_released();
   }
+  const StepGraph::OnStream on(impl_->graph.get());
   impl_->backward(loss);
 }
 void Engine::step() {
   impl_->check_released();
+  const StepGraph::OnStream on(impl_->graph.get());
   const int64_t before = impl_->state.global_steps;
   impl_->drop_on_failure([this] { impl_->step(); });
   if (impl_->report && impl_->state.global_steps > before) {

@@ -7,10 +7,13 @@
 #include <trireme/engine/parts.h>
 #include <trireme/engine/replica_mean.h>
 #include <trireme/engine/step_clock.h>
+#include <trireme/engine/step_graph.h>
 #include <trireme/engine/step_report.h>
 #include <trireme/engine/step_state.h>
 
 #include <array>
+#include <memory>
+#include <vector>
 
 namespace trireme::engine {
 
@@ -26,6 +29,7 @@ class Engine::Impl {
   StepState state;
   StepClock clock{[this] { return parts.exposed_seconds(); }};
   OptimizerStep optimizer_step{parts, state, clock};
+  std::unique_ptr<StepGraph> graph; // null: steps are launched one by one
   std::optional<StepReport> report; // rank 0
   std::optional<Arrivals> arrivals;
 
@@ -46,6 +50,8 @@ class Engine::Impl {
   void backward(const at::Tensor& loss);
   void step();
   void zero_grad();
+  /// Runs all micro-batches of a step, by a graph once it is recorded. Calls `end_micro_batch` after each backward.
+  void run_with_graph(const std::function<data::Batch()>& next, const std::function<void()>& end_micro_batch);
   /// Runs all micro-batches of a step as a pipeline, up to reduced gradients.
   void run_pipeline(const std::function<data::Batch()>& next);
   /// Runs a part of a step. An exception ends the step: a single rank drops it, and the next micro-batch is its first.
@@ -95,6 +101,10 @@ class Engine::Impl {
 
  private:
   void start_step();
+  void begin_forward();
+  void run_backward(const at::Tensor& loss, bool last, const std::function<at::Tensor()>& root_gradient);
+  at::Tensor launch_step(const StepInputs& inputs);
+  bool replay_step(const std::vector<data::Batch>& batches);
   void drop_step(const char* why) noexcept;
 
   at::Tensor loss_sum_;    // sum over this step's micro-batches, float64 on the device; undefined: 0

@@ -109,8 +109,15 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   build_agreement(parts, options);
   zero::ModelUnits units = build_model(parts, impl->state, options);
   build_buffers(parts, options, units);
+  const bool graphs = options.cuda_graph != config::CudaGraph::off && !device.is_cpu();
+  const c10::Stream stream = graphs ? device::KeptStreams().on(device) : device::current_stream(device);
+  {
+    const StepGraph::OnStream on(stream);        // that of steps, which the gradient accumulators keep
+    parts.buffers.reducer->set_accepting(false); // except in the engine's own backward
+  }
   build_stepper(parts, options, impl->optimizer_step, world.local_size());
 
+  impl->graph = StepGraph::make(parts, options.cuda_graph, options.sync.has_value(), stream);
   impl->arrivals.emplace(parts.ranks.group);
   impl->clock.measure_on(parts.device());
   if (parts.settings.precision.scales_loss()) {

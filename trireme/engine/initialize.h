@@ -3,6 +3,7 @@
 #include <trireme/base/run_token.h>
 #include <trireme/comm/world.h>
 #include <trireme/config/auto_values.h>
+#include <trireme/config/cuda_graph.h>
 #include <trireme/config/engine_config.h>
 #include <trireme/data/collate.h>
 #include <trireme/data/dataset.h>
@@ -45,6 +46,10 @@ struct InitializeOptions {
   /// the CPU. A device without an index (torch::kCUDA) is the thread's current one, as in PyTorch: call
   /// c10::cuda::set_device() first, or give an index.
   std::optional<at::Device> device;
+  /// Records forward and backward of train_batch() as a CUDA graph, and replays it with one launch (step_graph.h). Off
+  /// by default: host code of `model` and `loss` runs only while a step is recorded, so a loss that depends on anything
+  /// but tensors (a counter, a log line) needs it off. forward(), backward() and step() are launched one by one.
+  config::CudaGraph cuda_graph = config::CudaGraph::off;
   /// If given, initialize() builds the distributed loader, and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;
   /// Instead of training_data: this rank's micro-batches, epoch after epoch, from a loader of your own

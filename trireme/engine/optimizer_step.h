@@ -59,6 +59,9 @@ class OptimizerStep {
     skipped_.start_over();
   }
 
+  /// Whether the next step's gradients are watched for the source of an overflow.
+  bool watches_overflow() const { return skipped_.watches(); }
+
   void want_norm(bool on) { norm_wanted_ = on; }
   // Results of the last step; on a GPU, of the last one that is settled.
   bool stop_agreed() const { return agreed_.stop; }

@@ -20,6 +20,8 @@ class SkippedSteps {
             const precision::LossScaler::Update& scaling);
   /// Whether the last step was skipped.
   bool in_row() const { return in_a_row_ > 0; }
+  /// Whether hooks on the parameters look for the source of NaN and Inf in the next step.
+  bool watches() const { return watch_ != nullptr; }
   /// A step was taken.
   void end_row() {
     in_a_row_ = 0;
