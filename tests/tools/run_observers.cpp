@@ -468,6 +468,7 @@ std::vector<KeyObserver> run_keys() {
       {"training", "", "seed", 1234, 7, training},
       {"training", "", "device", "cpu", "cuda:100", refusal},
       {"training", "", "tf32", true, false, allowed_tf32},
+      {"training", "", "cuda_graph", "auto", true, refusal},
       {"training", "", "eval_every", 0, 1, training, evaluated},
       {"training", "", "eval_batches", 0, 1, training, evaluated},
       {"training", "", "checkpoint_every", 0, 1, training},

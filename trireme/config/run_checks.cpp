@@ -97,16 +97,19 @@ ordered_json write_expressions(const std::vector<Expression>& expressions) {
 }
 
 ordered_json write_training(const TrainingConfig& training) {
-  ordered_json out = {{"steps", training.steps},
-                      {"seed", training.seed},
-                      {"device", training.device},
-                      {"tf32", training.tf32},
-                      {"eval_every", training.eval_every},
-                      {"eval_batches", training.eval_batches},
-                      {"checkpoint_every", training.checkpoint_every},
-                      {"keep_checkpoints", training.keep_checkpoints},
-                      {"export", path_or_null(training.export_to)},
-                      {"freeze", write_expressions(training.freeze.expressions)}};
+  ordered_json out = {
+      {"steps", training.steps},
+      {"seed", training.seed},
+      {"device", training.device},
+      {"tf32", training.tf32},
+      {"cuda_graph", training.cuda_graph == CudaGraph::automatic ? ordered_json("auto")
+                                                                 : ordered_json(training.cuda_graph == CudaGraph::on)},
+      {"eval_every", training.eval_every},
+      {"eval_batches", training.eval_batches},
+      {"checkpoint_every", training.checkpoint_every},
+      {"keep_checkpoints", training.keep_checkpoints},
+      {"export", path_or_null(training.export_to)},
+      {"freeze", write_expressions(training.freeze.expressions)}};
   if (const auto& lora = training.lora) {
     out["lora"] = {{"rank", lora->rank},
                    {"alpha", lora->alpha},

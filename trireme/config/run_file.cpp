@@ -107,12 +107,20 @@ ParallelConfig read_parallel(const Values& values) {
   return out;
 }
 
+CudaGraph read_cuda_graph(const JsonNode* node) {
+  if (node == nullptr || node->kind() == JsonNode::Kind::string) {
+    return CudaGraph::automatic;
+  }
+  return node->as_bool() ? CudaGraph::on : CudaGraph::off;
+}
+
 TrainingConfig read_training(const Values& values) {
   TrainingConfig out;
   out.steps = values.get("steps", out.steps);
   out.seed = values.get("seed", out.seed);
   out.device = values.get("device", out.device);
   out.tf32 = values.get("tf32", out.tf32);
+  out.cuda_graph = read_cuda_graph(values.find("cuda_graph"));
   out.eval_every = values.get("eval_every", out.eval_every);
   out.eval_batches = values.get("eval_batches", out.eval_batches);
   out.checkpoint_every = values.get("checkpoint_every", out.checkpoint_every);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/base/json.h>
+#include <trireme/config/cuda_graph.h>
 #include <trireme/config/engine_config.h>
 #include <trireme/config/freeze.h>
 #include <trireme/config/lora.h>
@@ -131,6 +132,8 @@ struct TrainingConfig {
   std::string device = "auto";
   /// On GPUs: products of fp32 may be computed in TF32 (precision/tf32.h).
   bool tf32 = true;
+  /// On a GPU: forward and backward of a step are replayed as one launch. Automatic: for models of Trireme's.
+  CudaGraph cuda_graph = CudaGraph::automatic;
   /// Steps between evaluations on the validation data; 0: only at the end.
   int64_t eval_every = 0;
   /// Micro-batches a rank reads in one evaluation; 0: all of the validation data.

@@ -69,6 +69,7 @@ class TrainRun {
     options.config = run_.engine;
     options.config.notes = run_.notes; // with the engine's
     options.device = device_;
+    options.cuda_graph = cuda_graph();
     options.config.dataloader_drop_last = run_.data.drop_last;
     options.config.seed = run_.data.seed;
     options.training_data = datasets_.train;
@@ -120,6 +121,7 @@ class TrainRun {
   mesh::Mesh make_mesh();
   data::Datasets open_data();
   Task build_task();
+  config::CudaGraph cuda_graph() const;
   std::optional<RunStart> begin() const;
   void resume();
   void save();
@@ -178,6 +180,13 @@ data::Datasets TrainRun::open_data() {
   context.micro_batch = run_.engine.batch_for(context.replicas).micro;
   context.token_cache = token_cache_of(command_.out);
   return registry_.open_data(context);
+}
+
+// A program's model may depend on what its host code does in each step.
+config::CudaGraph TrainRun::cuda_graph() const {
+  const bool is_own = run_.model.kind == config::ModelConfig::Kind::of_program;
+  return is_own && run_.training.cuda_graph == config::CudaGraph::automatic ? config::CudaGraph::off
+                                                                            : run_.training.cuda_graph;
 }
 
 Task TrainRun::build_task() {
