@@ -20,8 +20,8 @@ struct SteadyCase {
   int zero_stage = 0;
   Type type = Type::fp32;
   // Budgets.
-  int64_t layer_launches = 65;
-  int64_t other_launches = 72; // embeddings, loss, end of the step
+  int64_t layer_launches = 54;
+  int64_t other_launches = 71; // embeddings, loss, end of the step
 };
 
 // Of one step.
@@ -102,8 +102,8 @@ std::vector<SteadyCase> steady_cases() {
   for (const int stage : {0, 1, 2}) {
     const std::string name = stage == 0 ? "ddp" : concat("zero", stage);
     all.push_back({concat(name, "_fp32"), stage});
-    all.push_back({concat(name, "_bf16"), stage, Type::bf16, 74});
-    all.push_back({concat(name, "_fp16"), stage, Type::fp16, 77, 94});
+    all.push_back({concat(name, "_bf16"), stage, Type::bf16, 63});
+    all.push_back({concat(name, "_fp16"), stage, Type::fp16, 69, 93});
   }
   return all;
 }

@@ -4,6 +4,7 @@
 
 #include <torch/autograd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
@@ -116,9 +117,11 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
     if (!wants_bias) {
       return {dqkv, {}, {}};
     }
-    const at::Tensor total = at::zeros({qkv.size(2)}, at::kFloat);
-    add_rows(dbias.const_data_ptr<float>(), dbias.size(0), dbias.size(1), total.mutable_data_ptr<float>());
-    return {dqkv, total.to(bias.scalar_type()), {}};
+    const ParameterGradients total(dbias, kernels::Element::f32, {bias});
+    auto* const sum = static_cast<float*>(total.data(0));
+    std::fill_n(sum, dbias.size(1), 0.0f);
+    add_rows(dbias.const_data_ptr<float>(), dbias.size(0), dbias.size(1), sum);
+    return {dqkv, total.result(0), {}};
   }
 };
 

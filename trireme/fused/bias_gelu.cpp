@@ -47,11 +47,10 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     args.element = element_of(x);
     args.parameters = parameters.element();
     args.form = static_cast<Gelu>(context->saved_data["form"].toInt());
-    const bool wants_bias = bias.defined() && context->needs_input_grad(1);
-    const at::Tensor dbias = wants_bias ? gradients_of(x, parameters.element(), 1)[0] : at::Tensor();
-    args.dbias = wants_bias ? dbias.mutable_data_ptr() : nullptr;
+    const ParameterGradients dbias(x, parameters.element(), {context->needs_input_grad(1) ? bias : at::Tensor()});
+    args.dbias = dbias.data(0);
     row_kernels(x)->gelu_backward(args, rows_of(x), x.device());
-    return {dx, wants_bias ? dbias.to(bias.scalar_type()) : at::Tensor(), {}};
+    return {dx, dbias.result(0), {}};
   }
 };
 

@@ -124,9 +124,4 @@ at::Tensor unpack_int8(const at::Tensor& any_packed, at::ScalarType type) {
   return floats.to(any_packed.device(), type);
 }
 
-at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
-  const at::Tensor rows = at::embedding(weight, ids);
-  return is_int8(weight) ? unpack_int8(rows.flatten(0, -2), at::kFloat).unflatten(0, ids.sizes()) : rows;
-}
-
 } // namespace trireme::fused

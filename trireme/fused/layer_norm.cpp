@@ -39,11 +39,8 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     args.element = element_of(x);
     args.parameters = parameters.element();
     row_kernels(x)->layer_norm(args, rows, x.device());
-    context->save_for_backward({h, weight, mean, rstd});
+    context->save_for_backward({h, weight, mean, rstd, shift, bias});
     context->saved_data["adds"] = adds;
-    context->saved_data["has_bias"] = bias.defined();
-    context->saved_data["bias_type"] = static_cast<int64_t>(bias.defined() ? bias.scalar_type() : at::kFloat);
-    context->saved_data["shift_type"] = static_cast<int64_t>(shift.scalar_type());
     context->set_materialize_grads(false);
     return adds ? variable_list{h, y} : variable_list{y};
   }
@@ -70,22 +67,14 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     args.dh = dh.mutable_data_ptr();
     args.columns = columns_of(h);
     args.element = element_of(h);
-    const bool wants_bias = context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
-    const at::Tensor sums = gradients_of(h, parameters.element(), wants_bias ? 3 : 2);
+    const ParameterGradients sums(h, parameters.element(),
+                                  {weight, saved[4], context->needs_input_grad(2) ? saved[5] : at::Tensor()});
     args.parameters = parameters.element();
-    args.dweight = sums[0].mutable_data_ptr();
-    args.dshift = sums[1].mutable_data_ptr();
-    args.dbias = wants_bias ? sums[2].mutable_data_ptr() : nullptr;
+    args.dweight = sums.data(0);
+    args.dshift = sums.data(1);
+    args.dbias = sums.data(2);
     row_kernels(h)->layer_norm_backward(args, rows_of(h), h.device());
-    const auto as = [&](const at::Tensor& sum, const char* type) {
-      return sum.to(static_cast<at::ScalarType>(context->saved_data[type].toInt()));
-    };
-    return {dh,
-            adds ? dh : at::Tensor(),
-            wants_bias ? as(sums[2], "bias_type") : at::Tensor(),
-            sums[0].to(weight.scalar_type()),
-            as(sums[1], "shift_type"),
-            {}};
+    return {dh, adds ? dh : at::Tensor(), sums.result(2), sums.result(0), sums.result(1), {}};
   }
 };
 
@@ -105,7 +94,7 @@ struct AddBias : torch::autograd::Function<AddBias> {
     args.element = element_of(x);
     args.parameters = parameters.element();
     row_kernels(x)->add_bias(args, rows_of(x), x.device());
-    context->saved_data["type"] = static_cast<int64_t>(bias.scalar_type());
+    context->save_for_backward({bias});
     return out;
   }
 
@@ -119,12 +108,12 @@ struct AddBias : torch::autograd::Function<AddBias> {
     args.x = dout.const_data_ptr();
     args.columns = columns_of(dout);
     args.element = element_of(dout);
-    const auto type = static_cast<at::ScalarType>(context->saved_data["type"].toInt());
-    args.parameters = type == at::kBFloat16 ? args.element : kernels::Element::f32;
-    const at::Tensor sum = gradients_of(dout, args.parameters, 1);
-    args.sum = sum.mutable_data_ptr();
+    const at::Tensor bias = context->get_saved_variables()[0];
+    args.parameters = bias.scalar_type() == at::kBFloat16 ? args.element : kernels::Element::f32;
+    const ParameterGradients sum(dout, args.parameters, {bias});
+    args.sum = sum.data(0);
     row_kernels(dout)->column_sum(args, rows_of(dout), dout.device());
-    return {dout, dout, sum[0].to(type)};
+    return {dout, dout, sum.result(0)};
   }
 };
 

@@ -1,5 +1,6 @@
 #include <trireme/fused/few_rows.h>
 #include <trireme/fused/fused.h>
+#include <trireme/fused/gradient_home.h>
 #include <trireme/fused/int8.h>
 #include <trireme/fused/product.h>
 #include <trireme/fused/rows.h>
@@ -50,30 +51,48 @@ void multiply_in_blocks(const at::Tensor& y, const at::Tensor& x, const at::Tens
   }
 }
 
-struct WideLinear : torch::autograd::Function<WideLinear> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
-    context->save_for_backward({x, weight});
-    const at::Tensor rows = x.reshape({-1, x.size(-1)});
-    at::DimVector sizes(x.sizes());
-    sizes.back() = weight.size(0);
-    at::Tensor y = at::empty(sizes, x.options());
-    multiply_in_blocks(y.view({-1, weight.size(0)}), rows, weight);
-    return y;
+at::Tensor wide_linear(const at::Tensor& x, const at::Tensor& weight) {
+  at::DimVector sizes(x.sizes());
+  sizes.back() = weight.size(0);
+  at::Tensor y = at::empty(sizes, x.options());
+  multiply_in_blocks(y.view({-1, weight.size(0)}), x.reshape({-1, x.size(-1)}), weight);
+  return y;
+}
+
+// Products that at::linear's own backward does not compute: in blocks, or a weight's gradient into its home.
+struct Linear : torch::autograd::Function<Linear> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, bool in_blocks) {
+    context->save_for_backward({x, weight, bias.value_or(at::Tensor())});
+    return in_blocks ? wide_linear(x, weight) : at::linear(x, weight, bias);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
     const at::Tensor& weight = saved[1];
+    const at::Tensor& bias = saved[2];
     const at::Tensor dy = grads[0].reshape({-1, weight.size(0)});
-    at::Tensor dx, dweight;
+    at::Tensor dx, dweight, dbias;
     if (context->needs_input_grad(0)) { // false if a pipeline computes the gradients of weights alone
       dx = dy.mm(weight).view(x.sizes());
     }
     if (context->needs_input_grad(1)) {
-      dweight = dy.t().mm(x.reshape({-1, x.size(-1)}));
+      const at::Tensor rows = x.reshape({-1, x.size(-1)});
+      if (at::Tensor home = unwritten_gradient_memory(weight); home.defined()) {
+        at::mm_out(home, dy.t(), rows);
+      } else {
+        dweight = dy.t().mm(rows);
+      }
     }
-    return {dx, dweight};
+    if (bias.defined() && context->needs_input_grad(2)) {
+      if (at::Tensor home = unwritten_gradient_memory(bias); home.defined()) {
+        at::sum_out(home, dy, 0);
+      } else {
+        dbias = dy.sum(0);
+      }
+    }
+    return {dx, dweight, dbias, {}};
   }
 };
 
@@ -83,6 +102,13 @@ bool is_wide(const at::Tensor& x, const at::Tensor& weight) {
   return blocks_help && x.dim() > 0 && weight.dim() == 2 && x.size(-1) == weight.size(1) &&
          weight.size(0) >= kFewestOutputs && rows_of(x) >= kFewestRows && rows_of(x) <= kMostRows && is_fp32(x) &&
          is_fp32(weight) && !at::autocast::is_autocast_enabled(at::kCPU);
+}
+
+// Whether Linear computes the bits of at::linear, forward and backward, and writes the weight's gradient itself.
+bool writes_weight_gradient(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return at::GradMode::is_enabled() && has_gradient_home(weight) && x.dim() > 1 && weight.dim() == 2 &&
+         x.scalar_type() == weight.scalar_type() && x.device() == weight.device() &&
+         (!bias.defined() || bias.dim() == 1) && !at::autocast::is_autocast_enabled(x.device().type());
 }
 
 // Inputs that a rank's part of a packed weight has before those of x, to begin with a group (int8.h).
@@ -115,8 +141,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   if (is_int8(weight)) {
     return at::linear(x, unpack_int8(weight, x.scalar_type()), if_defined(bias));
   }
-  if (!bias.defined() && is_wide(x, weight)) {
-    return WideLinear::apply(x, weight);
+  const bool in_blocks = !bias.defined() && is_wide(x, weight);
+  if (in_blocks || writes_weight_gradient(x, weight, bias)) {
+    return Linear::apply(x, weight, if_defined(bias), in_blocks);
   }
   return at::linear(x, weight, if_defined(bias));
 }

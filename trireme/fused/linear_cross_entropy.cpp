@@ -1,6 +1,7 @@
 #include <trireme/fused/linear_cross_entropy.h>
 
 #include <trireme/fused/fused.h>
+#include <trireme/fused/gradient_home.h>
 #include <trireme/fused/int8.h>
 #include <trireme/fused/logit_rows.h>
 #include <trireme/fused/product.h>
@@ -69,6 +70,22 @@ at::Tensor scaled(at::Tensor gradient, const at::Tensor& factor, at::ScalarType 
   return gradient.to(type);
 }
 
+/// Writes or adds gradient * factor to the weight's own memory. False: it has none.
+bool scale_into_home(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& factor) {
+  GradientMemory home = gradient_memory(weight);
+  if (!home) {
+    return false;
+  }
+  if (!home.is_first) {
+    home.memory.add_(scaled(gradient, factor, weight.scalar_type()));
+  } else if (gradient.is_cpu()) {
+    home.memory.copy_(scaled(gradient, factor, gradient.scalar_type()));
+  } else {
+    at::mul_out(home.memory, gradient, factor.view({1}));
+  }
+  return true;
+}
+
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const at::Tensor& weight,
                             const ClassColumns& classes, bool mean, const LogitCut& cut, bool wants_x,
@@ -104,6 +121,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
       }
     }
     context->save_for_backward({dx, wants_weight ? dweight.of(weight) : at::Tensor()});
+    context->saved_data["weight"] = weight; // not its values: only its gradient's memory is asked for
     context->saved_data["weight_type"] = static_cast<int64_t>(weight.scalar_type());
     context->saved_data["gone"] = false;
     return losses.masked_fill_(classes.counts.logical_not(), 0).sum(0, false, at::kDouble).mul(share).to(sums);
@@ -118,8 +136,17 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     }
     context->saved_data["gone"] = true;
     const variable_list saved = context->get_saved_variables();
+    const at::Tensor weight = context->saved_data["weight"].toTensor();
+    const bool is_written =
+        context->needs_input_grad(1) && saved[1].defined() && scale_into_home(weight, saved[1], grads[0]);
     const auto weight_type = static_cast<at::ScalarType>(context->saved_data["weight_type"].toInt());
-    return {scaled(saved[0], grads[0], weight_type), scaled(saved[1], grads[0], weight_type), {}, {}, {}, {}, {}};
+    return {scaled(saved[0], grads[0], weight_type),
+            is_written ? at::Tensor() : scaled(saved[1], grads[0], weight_type),
+            {},
+            {},
+            {},
+            {},
+            {}};
   }
 };
 

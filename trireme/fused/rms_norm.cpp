@@ -79,11 +79,11 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
     args.dh = dh.mutable_data_ptr();
     args.columns = columns_of(h);
     args.element = element_of(h);
-    const at::Tensor dweight = gradients_of(h, parameters.element(), 1)[0];
+    const ParameterGradients dweight(h, parameters.element(), {weight});
     args.parameters = parameters.element();
-    args.dweight = dweight.mutable_data_ptr();
+    args.dweight = dweight.data(0);
     row_kernels(h)->rms_norm_backward(args, rows_of(h), h.device());
-    return {dh, adds ? dh : at::Tensor(), dweight.to(weight.scalar_type()), {}};
+    return {dh, adds ? dh : at::Tensor(), dweight.result(0), {}};
   }
 };
 

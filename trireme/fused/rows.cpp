@@ -68,10 +68,23 @@ Parameters::Parameters(const at::Tensor& x, std::initializer_list<at::Tensor> pa
   }
 }
 
-at::Tensor gradients_of(const at::Tensor& x, kernels::Element element, int64_t count) {
+ParameterGradients::ParameterGradients(const at::Tensor& x, kernels::Element element,
+                                       std::initializer_list<at::Tensor> parameters) {
   const at::ScalarType type = element == kernels::Element::bf16 ? at::kBFloat16 : at::kFloat;
-  const at::TensorOptions options = x.options().dtype(type);
-  return rows_of(x) == 0 ? at::zeros({count, columns_of(x)}, options) : at::empty({count, columns_of(x)}, options);
+  const bool has_rows = rows_of(x) > 0;
+  for (const at::Tensor& parameter : parameters) {
+    types_.push_back(parameter.defined() ? parameter.scalar_type() : type);
+    at::Tensor own, result;
+    if (parameter.defined() && has_rows && types_.back() == type) {
+      own = unwritten_gradient_memory(parameter);
+    }
+    if (parameter.defined() && !own.defined()) {
+      const at::TensorOptions options = x.options().dtype(type);
+      result = has_rows ? at::empty({columns_of(x)}, options) : at::zeros({columns_of(x)}, options);
+    }
+    memory_.push_back(own.defined() ? own : result);
+    results_.push_back(result);
+  }
 }
 
 void add_rows(const float* x, int64_t rows, int64_t columns, float* sum) {

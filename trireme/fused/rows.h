@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/base/error.h>
+#include <trireme/fused/gradient_home.h>
 #include <trireme/fused/row_kernels.h>
 #include <trireme/kernels/fused_kernels.h>
 
@@ -68,8 +69,23 @@ class Parameters {
   at::ScalarType type_;
 };
 
-/// Memory for `count` gradients of parameters of such an element, [columns] each; 0 if x has no rows.
-at::Tensor gradients_of(const at::Tensor& x, kernels::Element element, int64_t count);
+/// Memory that a row kernel writes gradients of parameters to, [columns of x] each: their own where they have any.
+class ParameterGradients {
+ public:
+  /// Those that are undefined are not computed. Zeros if x has no rows.
+  ParameterGradients(const at::Tensor& x, kernels::Element element, std::initializer_list<at::Tensor> parameters);
+
+  /// nullptr: not computed.
+  void* data(size_t which) const { return memory_[which].defined() ? memory_[which].mutable_data_ptr() : nullptr; }
+  /// What backward returns, in the parameter's type; undefined: not computed, or in place already.
+  at::Tensor result(size_t which) const {
+    return results_[which].defined() ? results_[which].to(types_[which]) : at::Tensor();
+  }
+
+ private:
+  std::vector<at::Tensor> memory_, results_;
+  std::vector<at::ScalarType> types_;
+};
 
 /// Throws if backward runs with create_graph; called first in every backward.
 void refuse_create_graph(const char* operation,

@@ -199,7 +199,7 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(int64_t vocabulary, int64
 
 at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
   if (ranks_.alone()) {
-    return fused::is_int8(weight) ? fused::embedding(weight, tokens_BT) : EmbeddingImpl::forward(tokens_BT);
+    return fused::embedding(weight, tokens_BT);
   }
   const RankRange part = part_of(vocabulary_, ranks_);
   const at::Tensor elsewhere = tokens_BT.lt(part.begin).logical_or_(tokens_BT.ge(part.end));

@@ -1,6 +1,8 @@
 // The hooks that a Reducer installs in autograd's graph.
 #pragma once
 
+#include <trireme/fused/gradient_home.h>
+
 #include <torch/csrc/autograd/function_hook.h>
 
 #include <functional>
@@ -18,6 +20,31 @@ class ReadyHook : public torch::autograd::PostAccumulateGradHook {
  private:
   const void* reducer_;
   std::function<void()> ready_;
+};
+
+/// A ReadyHook of a parameter whose gradient operators may write themselves.
+class HomeHook : public ReadyHook, public fused::GradientHome {
+ public:
+  HomeHook(const void* reducer, std::function<void()> ready, std::function<fused::GradientMemory()> open)
+      : ReadyHook(reducer, std::move(ready)), open_(std::move(open)) {}
+  fused::GradientMemory open() override { return open_(); }
+
+ private:
+  std::function<fused::GradientMemory()> open_;
+};
+
+/// Runs after a parameter's AccumulateGrad, also if that got no gradient: then no ReadyHook ran.
+class AfterHook : public torch::autograd::FunctionPostHook {
+ public:
+  explicit AfterHook(std::function<void(bool has_gradient)> after) : after_(std::move(after)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& gradients) override {
+    after_(!gradients.empty() && gradients.front().defined());
+    return outputs;
+  }
+
+ private:
+  std::function<void(bool)> after_;
 };
 
 /// Drops a parameter's gradient: precedes its AccumulateGrad, which adds nothing when it gets no gradient.

@@ -2,16 +2,17 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/device/stream.h>
 #include <trireme/memory/recompute/recompute.h>
 #include <trireme/shards/data_parallel/autograd_hooks.h>
+#include <trireme/shards/data_parallel/bucket_order.h>
 
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
-#include <optional>
 #include <utility>
 
 namespace trireme::parallel {
@@ -26,13 +27,18 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Index in the model of the bucket's first parameter, whose gradient is expected last.
-int64_t last_expected(const bucket::FlatLayout& layout, const bucket::Bucket& bucket) {
-  int64_t place = std::numeric_limits<int64_t>::max();
-  for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
-    place = std::min(place, layout.tensors()[layout.slots()[s].tensor].place);
-  }
-  return place;
+// A plain tensor on the flat buffer, not autograd's view of it.
+at::Tensor place_of_gradient(bucket::FlatParameters& flat, int64_t parameter) {
+  const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
+  const bucket::FlatLayout& layout = flat.layout();
+  const int64_t b = layout.bucket_of(parameter);
+  const bucket::Slot& slot = layout.slot_of(parameter);
+  const int64_t begin = layout.buckets()[b].begin;
+  return flat.bucket_grad(b).slice(0, slot.begin - begin, slot.end - begin).view(layout.tensors()[parameter].sizes);
+}
+
+at::Device device_of(const std::vector<bucket::FlatParameters*>& buffers) {
+  return buffers.empty() ? at::Device(at::kCPU) : buffers.front()->device();
 }
 
 // A pointer to a parameter's AccumulateGrad.
@@ -44,10 +50,16 @@ using GradAccumulator =
 class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
  public:
   Impl(const std::vector<bucket::FlatParameters*>& buffers, GradientExchange& sync)
-      : sync_(sync), order_(order_of(buffers)) {
+      : sync_(sync), order_(bucket_order(buffers)), stream_(device::current_stream(device_of(buffers))) {
     for (bucket::FlatParameters* buffer : buffers) {
       const bool exchanged = sync.groups().of(*buffer).size() > 1 || buffer->gradients_are_sharded();
-      buffers_.push_back(Buffer{buffer, exchanged, {}, {}, {}, std::vector<size_t>(buffer->layout().buckets().size())});
+      buffers_.push_back(Buffer{buffer,
+                                exchanged,
+                                {},
+                                {},
+                                {},
+                                std::vector<int>(buffer->count(), -1),
+                                std::vector<size_t>(buffer->layout().buckets().size())});
       sharded_ = sharded_ || buffer->gradients_are_sharded();
     }
     for (size_t i = 0; i < order_.size(); ++i) {
@@ -60,6 +72,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void remove_hooks();
   void set_accepting(bool on);
   void gradient_ready(size_t buffer, int64_t parameter);
+  fused::GradientMemory open(size_t buffer, int64_t parameter);
+  void after_accumulation(size_t buffer, int64_t parameter, bool has_gradient);
   void end_of_backward();
   void reduce_without_backward();
   void begin();
@@ -80,11 +94,6 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   double exposed = 0;
 
  private:
-  // A bucket of one of the buffers.
-  struct Place {
-    size_t buffer;
-    int64_t bucket;
-  };
   // A flat buffer, and which of its gradients are ready in the current backward.
   struct Buffer {
     bucket::FlatParameters* flat;
@@ -92,11 +101,12 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::vector<int64_t> missing; // number of gradients that bucket b still waits for
     std::vector<bool> ready;      // parameter i has its gradient
     std::vector<bool> held;       // parameter i is final at end() only
+    std::vector<int> written_by;  // graph task of autograd in which an operator wrote parameter i's gradient, or -1
     std::vector<size_t> position; // index of bucket b in order_
+    std::vector<GradAccumulator> accumulators = {}; // nodes with hooks; parameters refer to them weakly
   };
 
   void begin_unless_begun();
-  static std::vector<Place> order_of(const std::vector<bucket::FlatParameters*>& buffers);
   void wait(size_t position);
   void reset();
   void mark_ready(Buffer& buffer, int64_t parameter);
@@ -108,12 +118,13 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 
   GradientExchange& sync_;
   std::vector<Buffer> buffers_;
-  std::vector<Place> order_;        // in which buckets start
+  std::vector<BucketPlace> order_;  // in which buckets start
   std::vector<at::Tensor> watched_; // their gradients begin a backward; the caller sends them
   std::vector<comm::Work> works_;   // of the buckets that have started: the first of order_
   size_t handed_over_ = 0;          // number of buckets passed to on_final
   bool accepting_ = true;
-  std::vector<GradAccumulator> gates_; // nodes with a DropHook; parameters refer to them weakly
+  bool can_drop_ = false;
+  c10::Stream stream_; // on which autograd accumulates
   bool in_backward_ = false;
   bool failed_ = false;  // a backward failed, and the group has ended
   bool sharded_ = false; // buckets have memory only until they are reduced
@@ -125,32 +136,6 @@ void refuse_sparse_gradient(const std::string& parameter) {
                    "trireme::horovod::DistributedOptimizer, which exchanges sparse gradients.");
 }
 
-// Returns all buckets in the order in which they should be complete; the buckets of one buffer keep their order.
-std::vector<Reducer::Impl::Place> Reducer::Impl::order_of(const std::vector<bucket::FlatParameters*>& buffers) {
-  std::vector<Place> order;
-  std::vector<int64_t> next(buffers.size(), 0);
-  for (;;) {
-    std::optional<Place> first;
-    int64_t first_place = -1;
-    for (size_t b = 0; b < buffers.size(); ++b) {
-      const bucket::FlatLayout& layout = buffers[b]->layout();
-      if (next[b] == std::ssize(layout.buckets())) {
-        continue;
-      }
-      const int64_t place = last_expected(layout, layout.buckets()[next[b]]);
-      if (place > first_place) {
-        first = Place{b, next[b]};
-        first_place = place;
-      }
-    }
-    if (!first) {
-      return order;
-    }
-    ++next[first->buffer];
-    order.push_back(*first);
-  }
-}
-
 void Reducer::Impl::install_hooks() {
   for (size_t b = 0; b < buffers_.size(); ++b) {
     for (int64_t i = 0; i < buffers_[b].flat->count(); ++i) {
@@ -159,21 +144,31 @@ void Reducer::Impl::install_hooks() {
           self->gradient_ready(b, i);
         }
       };
-      torch::autograd::impl::set_post_acc_grad_hooks(buffers_[b].flat->parameter(i),
-                                                     std::make_unique<ReadyHook>(this, std::move(ready)));
+      auto open = [weak = weak_from_this(), b, i] {
+        const auto self = weak.lock();
+        return self ? self->open(b, i) : fused::GradientMemory();
+      };
+      torch::autograd::impl::set_post_acc_grad_hooks(
+          buffers_[b].flat->parameter(i), std::make_unique<HomeHook>(this, std::move(ready), std::move(open)));
+      buffers_[b].accumulators.push_back(torch::autograd::impl::grad_accumulator(buffers_[b].flat->parameter(i)));
+      buffers_[b].accumulators.back()->add_post_hook(
+          std::make_unique<AfterHook>([weak = weak_from_this(), b, i](bool has_gradient) {
+            if (const auto self = weak.lock()) {
+              self->after_accumulation(b, i, has_gradient);
+            }
+          }));
     }
   }
 }
 
 void Reducer::Impl::set_accepting(bool on) {
   accepting_ = on;
-  if (on || !gates_.empty()) {
+  if (on || std::exchange(can_drop_, true)) {
     return;
   }
   for (const Buffer& buffer : buffers_) {
-    for (int64_t i = 0; i < buffer.flat->count(); ++i) {
-      gates_.push_back(torch::autograd::impl::grad_accumulator(buffer.flat->parameter(i)));
-      gates_.back()->add_pre_hook(std::make_unique<DropHook>([weak = weak_from_this()] {
+    for (const GradAccumulator& accumulator : buffer.accumulators) {
+      accumulator->add_pre_hook(std::make_unique<DropHook>([weak = weak_from_this()] {
         const auto self = weak.lock();
         return self && !self->accepting_;
       }));
@@ -230,6 +225,7 @@ void Reducer::Impl::reset() {
 
 void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
   Buffer& buffer = buffers_[b];
+  buffer.written_by[parameter] = -1; // whether autograd runs this hook without a gradient depends on libtorch
   if (!accepting_) {
     return;
   }
@@ -250,6 +246,36 @@ void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
   if (!buffer.ready[parameter]) {
     mark_ready(buffer, parameter);
     start(false);
+  }
+}
+
+// The stream condition: autograd orders a gradient that it receives behind the stream of the operator, not this one.
+fused::GradientMemory Reducer::Impl::open(size_t b, int64_t parameter) {
+  Buffer& buffer = buffers_[b];
+  const size_t position = buffer.position[buffer.flat->layout().bucket_of(parameter)];
+  if (!accepting_ || buffer.flat->gradient_type() != buffer.flat->scalar_type() ||
+      (in_backward_ && position < works_.size()) || device::current_stream(buffer.flat->device()) != stream_ ||
+      torch::autograd::impl::try_get_grad_accumulator(buffer.flat->parameter(parameter)) !=
+          buffer.accumulators[parameter]) {
+    return {};
+  }
+  at::Tensor& grad = buffer.flat->parameter(parameter).mutable_grad();
+  const at::Tensor place = place_of_gradient(*buffer.flat, parameter);
+  const bool is_first = !grad.defined();
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (is_first) {
+    grad = place;
+    buffer.written_by[parameter] = task;
+  } else if (buffer.written_by[parameter] != task || grad.const_data_ptr() != place.const_data_ptr()) {
+    return {}; // a later micro-batch: autograd adds its sum, and in the order of autograd
+  }
+  return {place, is_first};
+}
+
+void Reducer::Impl::after_accumulation(size_t b, int64_t parameter, bool has_gradient) {
+  const int writer = std::exchange(buffers_[b].written_by[parameter], -1);
+  if (writer != -1 && !has_gradient && writer == torch::autograd::get_current_graph_task_id()) {
+    gradient_ready(b, parameter);
   }
 }
 
@@ -294,6 +320,7 @@ void Reducer::Impl::begin() {
                 "Start the ranks again and load the last checkpoint.");
   }
   in_backward_ = true;
+  stream_ = device::current_stream(stream_.device());
   reset();
 }
 
