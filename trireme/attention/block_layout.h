@@ -22,7 +22,7 @@ class BlockLayout {
     for (int64_t row = 0; row < blocks_; ++row) {
       const std::vector<int32_t> keys = keys_of(row);
       keys_.insert(keys_.end(), keys.begin(), keys.end());
-      ends_.push_back(static_cast<int64_t>(keys_.size()));
+      row_ends_.push_back(static_cast<int64_t>(keys_.size()));
     }
   }
 
@@ -33,13 +33,15 @@ class BlockLayout {
   /// Within a block on the diagonal, tokens do not attend to later ones.
   bool causal() const { return causal_; }
   /// 1 if all heads have the same.
-  int64_t patterns() const { return std::ssize(ends_) / blocks_; }
+  int64_t patterns() const { return (std::ssize(row_ends_) - 1) / blocks_; }
   /// Numbers of the blocks of keys, ascending, without repetition; at least one.
   std::span<const int32_t> keys_of(int64_t head, int64_t row) const {
     const int64_t at = (patterns() == 1 ? 0 : head) * blocks_ + row;
-    const int64_t begin = at == 0 ? 0 : ends_[at - 1];
-    return std::span(keys_).subspan(begin, ends_[at] - begin);
+    return std::span(keys_).subspan(row_ends_[at], row_ends_[at + 1] - row_ends_[at]);
   }
+  /// keys_of() of row after row and pattern after pattern, and where each ends: [patterns * blocks + 1], from 0.
+  std::span<const int32_t> all_keys() const { return keys_; }
+  std::span<const int64_t> row_ends() const { return row_ends_; }
   /// The same layout by keys: for each block of keys the blocks of queries that attend to it. keys_of() then returns
   /// those, perhaps none.
   BlockLayout transposed() const;
@@ -52,7 +54,7 @@ class BlockLayout {
   int64_t blocks_;
   bool causal_;
   std::vector<int32_t> keys_;
-  std::vector<int64_t> ends_; // of the rows, pattern after pattern
+  std::vector<int64_t> row_ends_ = {0};
 };
 
 /// Refuses options that DeepSpeed refuses. Errors: InputError with the key that is wrong.

@@ -1,3 +1,4 @@
+#include <trireme/attention/block_layout.h>
 #include <trireme/fused/floats.h>
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
@@ -142,12 +143,17 @@ kernels::AttentionArgs shape_of(const AttentionBlock& block) {
   args.causal = block.causal;
   args.window = block.window;
   args.element = element_of(block.q);
+  if (block.layout != nullptr) {
+    const attention::BlockLayout& layout = *block.layout;
+    args.causal = layout.causal();
+    args.layout = {layout.block(), layout.patterns(), layout.all_keys().data(), layout.row_ends().data()};
+  }
   return args;
 }
 
-/// fp32 [B, A, rows, D], in memory [B, rows, A, D].
-at::Tensor rows_like(const at::Tensor& x) {
-  return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, at::kFloat).transpose(1, 2);
+/// [B, A, rows, D], in memory [B, rows, A, D].
+at::Tensor rows_like(const at::Tensor& x, at::ScalarType type) {
+  return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, type).transpose(1, 2);
 }
 
 } // namespace
@@ -158,9 +164,10 @@ bool usable(const AttentionBlock& block) {
          block.k.size(2) > 0 && block.k.size(1) > 0 && block.q.size(1) % block.k.size(1) == 0;
 }
 
-std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block) {
+std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block, at::ScalarType result) {
   kernels::AttentionArgs args = shape_of(block);
-  const at::Tensor out = rows_like(block.q);
+  const at::Tensor out = rows_like(block.q, result);
+  args.result = element_of(out);
   const at::Tensor lse = at::empty({block.q.size(0), args.heads, args.queries}, at::kFloat);
   args.out = out.mutable_data_ptr();
   args.out_at = strides_of(out);
@@ -170,13 +177,16 @@ std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block) {
 }
 
 std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, const at::Tensor& any_dout,
-                                                   const at::Tensor& any_lse, const at::Tensor& any_delta) {
+                                                   const at::Tensor& any_lse, const at::Tensor& any_delta,
+                                                   at::ScalarType result) {
   kernels::AttentionArgs args = shape_of(block);
   const at::Tensor same = any_dout.to(block.q.scalar_type());
   const at::Tensor dout = same.stride(3) == 1 ? same : same.contiguous();
   const at::Tensor lse = any_lse.contiguous();
   const at::Tensor delta = any_delta.contiguous();
-  const std::array<at::Tensor, 3> grads{rows_like(block.q), rows_like(block.k), rows_like(block.v)};
+  const std::array<at::Tensor, 3> grads{rows_like(block.q, result), rows_like(block.k, result),
+                                        rows_like(block.v, result)};
+  args.result = element_of(grads[0]);
   args.dout = dout.const_data_ptr();
   args.dout_at = strides_of(dout);
   args.lse = const_cast<float*>(lse.const_data_ptr<float>());

@@ -19,6 +19,10 @@
 /// Results do not depend on the number of threads, except for products of a BLAS library (linear()). Inputs need
 /// not be contiguous (a copy is made), batches may be empty, and forward may be run again for recomputation. Double
 /// backward (create_graph) throws an Error, but not of rotate() and linear().
+namespace trireme::attention {
+class BlockLayout;
+}
+
 namespace trireme::fused {
 
 using kernels::Gelu;
@@ -76,21 +80,23 @@ at::Tensor causal_attention(const at::Tensor& qkv, const at::Tensor& bias, int64
 
 /// A block of queries against a block of keys (ring attention, grouped queries): q [B, A, t, D], k and v [B, K, s, D],
 /// where K divides A. Only the last stride must be 1. causal: query i sees keys 0 to i, t == s; with a window, the last
-/// `window` of them.
+/// `window` of them. With a `layout` for t == s tokens, which says whether it is causal, queries see its blocks alone.
 struct AttentionBlock {
   at::Tensor q, k, v;
   bool causal = false;
   int64_t window = 0;
+  const attention::BlockLayout* layout = nullptr;
 };
 /// True if the two functions below support the block. They have no ATen fallback, and no gradient.
 bool usable(const AttentionBlock& block);
 /// softmax(Q K^T / sqrt(D)) V over these keys alone, fp32 [B, A, t, D] (in memory [B, t, A, D]), and log sum exp of the
-/// scores, fp32 [B, A, t].
-std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block);
-/// Gradients of q, k and v from these keys, fp32. lse [B, A, t] and delta [B, A, t] (the sum over D of dout * out) are
-/// those of all keys.
+/// scores, fp32 [B, A, t]. `result`: type of the first, fp32 or q's.
+std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block, at::ScalarType result = at::kFloat);
+/// Gradients of q, k and v from these keys, fp32 or in q's type. lse [B, A, t] and delta [B, A, t] (the sum over D of
+/// dout * out) are those of all keys.
 std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, const at::Tensor& dout,
-                                                   const at::Tensor& lse, const at::Tensor& delta);
+                                                   const at::Tensor& lse, const at::Tensor& delta,
+                                                   at::ScalarType result = at::kFloat);
 
 /// at::linear(x, weight, bias) of x [..., C], weight [V, C] and bias [V] or undefined.
 ///

@@ -1,60 +1,15 @@
 #pragma once
 
-#include <trireme/kernels/fused_kernels.h>
+#include <trireme/kernels/key_runs.h>
 #include <trireme/kernels/tile_products.h>
 #include <trireme/kernels/wide.h>
 
 // Attention of fused_kernels.h, written once; included by each fused_<simd>.cpp. Keys are processed in pieces, and
-// queries in blocks that hold a piece's scores entirely. Only results of several pieces are rescaled. All of a head's
-// workspace is fp32.
+// queries in blocks that hold a piece's scores entirely; only those of the block's runs (key_runs.h) are computed. Only
+// results of several pieces are rescaled. All of a head's workspace is fp32.
 
 namespace trireme::kernels {
 namespace {
-
-constexpr int64_t kBlockRows = 48;
-/// Keys per piece: with their panels, scores and gradients they fit into a core's L2 cache.
-constexpr int64_t kPieceKeys = 1024;
-
-/// Keys [first, first + count), and the queries that see some of them.
-struct KeyPiece {
-  int64_t first, count;
-  bool causal;
-  int64_t window;
-
-  int64_t first_query() const { return causal ? first : 0; }
-  int64_t end_of_queries(int64_t queries) const {
-    return window > 0 && first + count + window - 1 < queries ? first + count + window - 1 : queries;
-  }
-  /// Number of the piece's keys that the queries before `end` see, where `end` is after first_query().
-  int64_t seen_before(int64_t end) const { return causal && end - first < count ? end - first : count; }
-  /// Number of the piece's first keys that are older than the query's window.
-  int64_t unseen_by(int64_t query) const {
-    const int64_t old = window > 0 ? query - window + 1 - first : 0;
-    return old < 0 ? 0 : old < count ? old : count;
-  }
-  /// The panel from which on the queries from `query` on see keys.
-  int64_t first_panel(int64_t query) const { return unseen_by(query) / kPanel * kPanel; }
-};
-
-/// Without a given delta, backward computes it from a query's full row of scores, so all keys are one piece.
-inline int64_t keys_of_a_piece(const AttentionArgs& args, bool backward) {
-  const bool whole = args.keys <= kPieceKeys || (backward && args.delta == nullptr);
-  return whole ? args.keys : kPieceKeys;
-}
-
-/// Heads of queries that share a head of keys and values.
-inline int64_t group_of(const AttentionArgs& args) {
-  return args.kv_heads > 0 ? args.heads / args.kv_heads : 1;
-}
-
-/// Calls f(piece) for all keys.
-template <class F>
-inline void each_piece(const AttentionArgs& args, bool backward, const F& f) {
-  const int64_t most = keys_of_a_piece(args, backward);
-  for (int64_t first = 0; first < args.keys; first += most) {
-    f(KeyPiece{first, args.keys - first < most ? args.keys - first : most, args.causal, args.window});
-  }
-}
 
 /// The workspace of one head.
 struct HeadSpace {
@@ -94,18 +49,24 @@ struct HeadSpace {
   }
 };
 
-/// scores[m][j] = a[m] . panels[j] for the rows of a block from query q0 on, up to the last key they
-/// see.
-inline void block_scores(const KeyPiece& piece, int64_t head_size, const float* a, int64_t width, const float* panels,
-                         int64_t q0, int64_t rows, float* scores, int64_t ld) {
-  for (int64_t first = piece.first_panel(q0); first < piece.seen_before(q0 + rows); first += kPanel) {
-    for (int64_t m = 0; m < rows; m += kTileRows) {
-      const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-      const int64_t seen = round_up(piece.seen_before(q0 + m + group), Wide::kCount) - first;
-      if (seen > 0) {
-        multiply<false>(static_cast<int>(group), seen < kPanel ? seen : kPanel, head_size, a + m * width, width, 1,
-                        panels + first * head_size, kPanel, scores + m * ld + first, ld);
+/// scores[m][j] = a[m] . panels[j] for the rows of a block from query q0 on and the keys of its runs, up to the last
+/// that they see.
+inline void block_scores(const KeyPiece& piece, const KeyRuns& runs, int64_t head_size, const float* a, int64_t width,
+                         const float* panels, int64_t q0, int64_t rows, float* scores, int64_t ld) {
+  for (const KeyRun& run : runs) {
+    for (int64_t first = run.begin; first < run.end;) {
+      const int64_t panel = first / kPanel * kPanel; // a run may begin within one
+      const int64_t end = panel + kPanel < run.end ? panel + kPanel : run.end;
+      for (int64_t m = 0; m < rows; m += kTileRows) {
+        const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
+        const int64_t seen = piece.seen_before(q0 + m + group);
+        const int64_t columns = round_up((seen < end ? seen : end) - first, Wide::kCount);
+        if (columns > 0) {
+          multiply<false>(static_cast<int>(group), columns, head_size, a + m * width, width, 1,
+                          panels + panel * head_size + (first - panel), kPanel, scores + m * ld + first, ld);
+        }
       }
+      first = end;
     }
   }
 }
@@ -126,12 +87,15 @@ inline void clear_behind(float* row, int64_t seen) {
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-/// The keys [begin, seen) of a row, of which the first `unseen` of the piece are older than its window.
+/// What a query sees of a run: keys [begin, seen), of which those before `unseen` are older than its window.
 struct RowKeys {
-  RowKeys(const KeyPiece& piece, int64_t q0, int64_t query)
-      : begin(piece.first_panel(q0)), unseen(piece.unseen_by(query)), seen(piece.seen_before(query + 1)) {}
+  RowKeys(const KeyPiece& piece, const KeyRun& run, int64_t query)
+      : begin(run.begin), unseen(piece.unseen_by(query)), seen(piece.seen_before(query + 1)) {
+    seen = seen < run.end ? seen : run.end;
+  }
   int64_t begin, unseen, seen;
 
+  bool is_empty() const { return unseen >= seen || begin >= seen; }
   /// Fills what the query does not see, up to full registers.
   void mask(float* row, float value) const {
     for (int64_t j = begin; j < unseen; ++j) {
@@ -139,33 +103,48 @@ struct RowKeys {
     }
     mask_row(row, seen, value);
   }
+  /// Zeros from the run's begin to where the products of its neighbours end.
+  void clear(float* row) const {
+    for (int64_t j = begin; j < round_up((seen > begin ? seen : begin) + kTileRows, Wide::kCount); ++j) {
+      row[j] = 0;
+    }
+  }
 };
 
 /// Converts scores to e^(score - max) and returns the row's log sum exp; `scale` becomes 1 / sum. Without a key in
 /// sight these are zeros, -infinity and 0.
-inline float softmax_row(float* row, const RowKeys& keys, float& scale) {
-  const int64_t seen = keys.seen;
-  if (keys.unseen >= seen) {
-    for (int64_t j = keys.begin; j < round_up(seen + kTileRows, Wide::kCount); ++j) {
-      row[j] = 0;
-    }
-    scale = 0;
-    return kMinusInfinity;
-  }
-  keys.mask(row, kMinusInfinity);
+inline float softmax_row(float* row, const KeyPiece& piece, const KeyRuns& runs, int64_t query, float& scale) {
   Wide top = Wide::all(kMinusInfinity);
-  for (int64_t j = keys.begin; j < seen; j += Wide::kCount) {
-    top = max(top, Wide::load(row + j));
+  for (const KeyRun& run : runs) {
+    const RowKeys keys(piece, run, query);
+    if (keys.is_empty()) {
+      keys.clear(row);
+      continue;
+    }
+    keys.mask(row, kMinusInfinity);
+    for (int64_t j = keys.begin; j < keys.seen; j += Wide::kCount) {
+      top = max(top, Wide::load(row + j));
+    }
   }
   const float highest = largest(top);
+  if (highest == kMinusInfinity) {
+    scale = 0;
+    return highest;
+  }
   const Wide shift = Wide::all(highest);
   Wide total = Wide::zero();
-  for (int64_t j = keys.begin; j < seen; j += Wide::kCount) {
-    const Wide e = exp(Wide::load(row + j) - shift);
-    total = total + e;
-    e.store(row + j);
+  for (const KeyRun& run : runs) {
+    const RowKeys keys(piece, run, query);
+    if (keys.is_empty()) {
+      continue;
+    }
+    for (int64_t j = keys.begin; j < keys.seen; j += Wide::kCount) {
+      const Wide e = exp(Wide::load(row + j) - shift);
+      total = total + e;
+      e.store(row + j);
+    }
+    clear_behind(row, keys.seen);
   }
-  clear_behind(row, seen);
   const float all = sum(total);
   scale = 1.0f / all;
   return highest + __builtin_logf(all);
@@ -193,6 +172,27 @@ inline void merge_row(float* row, float& lse, const float* more, float more_lse,
   lse = (more_lse < lse ? lse : more_lse) + __builtin_log1pf(smaller);
 }
 
+/// rows_out[m] = sum over the keys of the runs of p[m][j] * values[j].
+inline void multiply_runs(const KeyPiece& piece, const KeyRuns& runs, int64_t q0, int64_t rows, const float* p,
+                          int64_t ld, const float* values, int64_t width, float* rows_out) {
+  for (int64_t m = 0; m < rows; m += kTileRows) {
+    const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
+    const int64_t seen = piece.seen_before(q0 + m + group);
+    bool adds = false;
+    for (const KeyRun& run : runs) {
+      const int64_t depth = (seen < run.end ? seen : run.end) - run.begin;
+      const float* from = p + m * ld + run.begin;
+      const float* of = values + run.begin * width;
+      if (!adds) {
+        multiply<false>(static_cast<int>(group), width, depth, from, ld, 1, of, width, rows_out + m * width, width);
+      } else if (depth > 0) {
+        multiply<true>(static_cast<int>(group), width, depth, from, ld, 1, of, width, rows_out + m * width, width);
+      }
+      adds = true;
+    }
+  }
+}
+
 template <class T>
 T* head_at(T* data, const HeadStrides& at, int64_t sample, int64_t head) {
   return data + sample * at.sample + head * at.head;
@@ -215,33 +215,32 @@ void attention_task(const AttentionArgs& args, int64_t task, float* workspace) {
   part(args.q, args.q_at, 0, args.queries, 0, args.scale, space.q);
   R* out = head_at(static_cast<R*>(args.out), args.out_at, sample, head);
   float* lse = args.lse + task * args.queries;
-  const bool merges = space.all_rows != nullptr && args.window > 0; // the first piece may hold no key of a query
+  const bool merges = space.all_rows != nullptr && skips_keys(args); // the first piece may hold no key of a query
   if (merges) {
     std::memset(space.all_rows, 0, static_cast<size_t>(args.queries * width) * sizeof(float));
     for (int64_t query = 0; query < args.queries; ++query) {
       lse[query] = kMinusInfinity;
     }
   }
-  each_piece(args, false, [&](const KeyPiece& piece) {
+  each_piece(args, head, false, [&](const KeyPiece& piece) {
     part(args.k, args.k_at, piece.first, piece.count, 1, 1, space.v);
     transpose_panels(space.v, width, piece.count, size, space.k_panels);
     part(args.v, args.v_at, piece.first, piece.count, 2, 1, space.v);
     const int64_t end = piece.end_of_queries(args.queries);
-    for (int64_t q0 = piece.first_query(); q0 < end; q0 += kBlockRows) {
-      const int64_t rows = end - q0 < kBlockRows ? end - q0 : kBlockRows;
-      const int64_t begin = piece.first_panel(q0);
-      block_scores(piece, size, space.q + q0 * width, width, space.k_panels, q0, rows, space.scores, space.score_width);
+    for (int64_t q0 = piece.first_query(), rows = 0; q0 < end; q0 += rows) {
+      rows = piece.rows_from(q0, end);
+      const KeyRuns runs = piece.runs_of(q0, rows);
+      if (runs.is_empty()) {
+        continue;
+      }
+      block_scores(piece, runs, size, space.q + q0 * width, width, space.k_panels, q0, rows, space.scores,
+                   space.score_width);
       float scale[kBlockRows];
       float sums[kBlockRows];
       for (int64_t m = 0; m < rows; ++m) {
-        sums[m] = softmax_row(space.scores + m * space.score_width, RowKeys(piece, q0, q0 + m), scale[m]);
+        sums[m] = softmax_row(space.scores + m * space.score_width, piece, runs, q0 + m, scale[m]);
       }
-      for (int64_t m = 0; m < rows; m += kTileRows) {
-        const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-        multiply<false>(static_cast<int>(group), width, piece.seen_before(q0 + m + group) - begin,
-                        space.scores + m * space.score_width + begin, space.score_width, 1, space.v + begin * width,
-                        width, space.rows_out + m * width, width);
-      }
+      multiply_runs(piece, runs, q0, rows, space.scores, space.score_width, space.v, width, space.rows_out);
       for (int64_t m = 0; m < rows; ++m) {
         const float* row = space.rows_out + m * width;
         const int64_t query = q0 + m;
@@ -264,23 +263,29 @@ void attention_task(const AttentionArgs& args, int64_t task, float* workspace) {
 }
 
 /// P and dP of a row become P and dS = P (dP - delta); delta = sum P dP unless given.
-inline void backward_row(float* p, float* dp, const RowKeys& keys, float lse, const float* delta) {
-  const int64_t seen = keys.seen;
-  keys.mask(p, kMinusInfinity);
-  keys.mask(dp, 0);
+inline void backward_row(float* p, float* dp, const KeyPiece& piece, const KeyRuns& runs, int64_t query, float lse,
+                         const float* delta) {
   const Wide shift = Wide::all(lse);
   Wide total = Wide::zero();
-  for (int64_t j = keys.begin; j < seen; j += Wide::kCount) {
-    const Wide e = exp(Wide::load(p + j) - shift);
-    e.store(p + j);
-    total = fma(e, Wide::load(dp + j), total);
+  for (const KeyRun& run : runs) {
+    const RowKeys keys(piece, run, query);
+    keys.mask(p, kMinusInfinity);
+    keys.mask(dp, 0);
+    for (int64_t j = keys.begin; j < keys.seen; j += Wide::kCount) {
+      const Wide e = exp(Wide::load(p + j) - shift);
+      e.store(p + j);
+      total = fma(e, Wide::load(dp + j), total);
+    }
   }
   const Wide mean = Wide::all(delta != nullptr ? *delta : sum(total));
-  for (int64_t j = keys.begin; j < seen; j += Wide::kCount) {
-    (Wide::load(p + j) * (Wide::load(dp + j) - mean)).store(dp + j);
+  for (const KeyRun& run : runs) {
+    const RowKeys keys(piece, run, query);
+    for (int64_t j = keys.begin; j < keys.seen; j += Wide::kCount) {
+      (Wide::load(p + j) * (Wide::load(dp + j) - mean)).store(dp + j);
+    }
+    clear_behind(p, keys.seen);
+    clear_behind(dp, keys.seen);
   }
-  clear_behind(p, seen);
-  clear_behind(dp, seen);
 }
 
 /// to[c] = scale * sum over rows of from[r][c].
@@ -328,12 +333,12 @@ void attention_backward_head(const AttentionArgs& args, int64_t sample, int64_t 
     narrow(from, width, args.scale, rows, size,
            head_at(static_cast<R*>(args.dq), args.dq_at, sample, head) + first * args.dq_at.row, args.dq_at.row);
   };
-  const bool adds = space.all_rows != nullptr && args.window > 0; // the first piece may hold no key of a query
+  const bool adds = space.all_rows != nullptr && skips_keys(args); // the first piece may hold no key of a query
   if (adds) {
     std::memset(space.all_rows, 0, static_cast<size_t>(args.queries * width) * sizeof(float));
   }
   part(args.q, args.q_at, 0, args.queries, 0, args.scale, space.q);
-  each_piece(args, true, [&](const KeyPiece& piece) {
+  each_piece(args, head, true, [&](const KeyPiece& piece) {
     float* dk = space.dk + (group > 1 ? piece.first * width : 0);
     float* dv = space.dv + (group > 1 ? piece.first * width : 0);
     part(args.v, args.v_at, piece.first, piece.count, 2, 1, space.k);
@@ -345,24 +350,21 @@ void attention_backward_head(const AttentionArgs& args, int64_t sample, int64_t 
       std::memset(dv, 0, static_cast<size_t>(piece.count * width) * sizeof(float));
     }
     const int64_t end = piece.end_of_queries(args.queries);
-    for (int64_t q0 = piece.first_query(); q0 < end; q0 += kBlockRows) {
-      const int64_t rows = end - q0 < kBlockRows ? end - q0 : kBlockRows;
-      const int64_t begin = piece.first_panel(q0);
-      const int64_t seen = piece.seen_before(q0 + rows);
+    for (int64_t q0 = piece.first_query(), rows = 0; q0 < end; q0 += rows) {
+      rows = piece.rows_from(q0, end);
+      const KeyRuns runs = piece.runs_of(q0, rows);
+      if (runs.is_empty()) {
+        continue;
+      }
       const float* q = space.q + q0 * width;
       widen(dout + q0 * args.dout_at.row, args.dout_at.row, nullptr, 1, rows, size, space.d_out, width);
-      block_scores(piece, size, q, width, space.k_panels, q0, rows, space.scores, ld);
-      block_scores(piece, size, space.d_out, width, space.v_panels, q0, rows, space.d_scores, ld);
+      block_scores(piece, runs, size, q, width, space.k_panels, q0, rows, space.scores, ld);
+      block_scores(piece, runs, size, space.d_out, width, space.v_panels, q0, rows, space.d_scores, ld);
       for (int64_t m = 0; m < rows; ++m) {
-        backward_row(space.scores + m * ld, space.d_scores + m * ld, RowKeys(piece, q0, q0 + m), lse[q0 + m],
+        backward_row(space.scores + m * ld, space.d_scores + m * ld, piece, runs, q0 + m, lse[q0 + m],
                      delta != nullptr ? delta + q0 + m : nullptr);
       }
-      for (int64_t m = 0; m < rows; m += kTileRows) {
-        const int64_t tile = rows - m < kTileRows ? rows - m : kTileRows;
-        multiply<false>(static_cast<int>(tile), width, piece.seen_before(q0 + m + tile) - begin,
-                        space.d_scores + m * ld + begin, ld, 1, space.k + begin * width, width,
-                        space.rows_out + m * width, width);
-      }
+      multiply_runs(piece, runs, q0, rows, space.d_scores, ld, space.k, width, space.rows_out);
       if (space.all_rows != nullptr) {
         add_up(space.rows_out, rows * width, piece.first == 0 && !adds, space.all_rows + q0 * width);
       } else {
@@ -371,14 +373,16 @@ void attention_backward_head(const AttentionArgs& args, int64_t sample, int64_t 
           sum_rows(space.rows_out, width, rows, size, args.scale, q0 > 0, space.sums, dbias);
         }
       }
-      const int64_t past = q0 - piece.first_query();      // keys of the piece that all of a causal block's queries see
-      for (int64_t j = begin; j < seen; j += kTileRows) { // keys; causal queries before them do not see them
-        const int tile = static_cast<int>(seen - j < kTileRows ? seen - j : kTileRows);
-        const int64_t skip = args.causal && j > past ? j - past : 0;
-        multiply<true>(tile, width, rows - skip, space.scores + skip * ld + j, 1, ld, space.d_out + skip * width, width,
-                       dv + j * width, width);
-        multiply<true>(tile, width, rows - skip, space.d_scores + skip * ld + j, 1, ld, q + skip * width, width,
-                       dk + j * width, width);
+      const int64_t past = q0 - piece.first_query(); // keys of the piece that all of a causal block's queries see
+      for (const KeyRun& run : runs) {
+        for (int64_t j = run.begin; j < run.end; j += kTileRows) { // keys; causal queries before them do not see them
+          const int tile = static_cast<int>(run.end - j < kTileRows ? run.end - j : kTileRows);
+          const int64_t skip = args.causal && j > past ? j - past : 0;
+          multiply<true>(tile, width, rows - skip, space.scores + skip * ld + j, 1, ld, space.d_out + skip * width,
+                         width, dv + j * width, width);
+          multiply<true>(tile, width, rows - skip, space.d_scores + skip * ld + j, 1, ld, q + skip * width, width,
+                         dk + j * width, width);
+        }
       }
     }
     if (head % group == group - 1) {

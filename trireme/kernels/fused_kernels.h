@@ -153,12 +153,24 @@ struct RotaryArgs {
   Element element = Element::f32;
 };
 
+/// Tokens of the smallest block of a layout.
+inline constexpr int64_t kSmallestBlock = 16;
+
+/// Which blocks of keys each block of queries sees: the rows of one pattern for all heads, or of a pattern for each.
+struct KeyBlocks {
+  int64_t block = 0; ///< tokens: kSmallestBlock, or 2, 4 or 8 times as many; 0: all keys
+  int64_t patterns = 1;
+  const int32_t* blocks = nullptr;   ///< of row after row, ascending in each
+  const int64_t* row_ends = nullptr; ///< [patterns * rows + 1]: row r has blocks [row_ends[r], row_ends[r + 1])
+};
+
 /// Attention of all heads, whose rows may have any strides, as in a projection's [batch, length, 3 * heads *
 /// head_size].
 ///
 /// out = softmax(Q K^T * scale) V with Q, K, V with bias added; `causal`: query i sees keys 0 to i, and products above
 /// the diagonal are skipped (then keys == queries); with a `window` it sees keys i - window + 1 to i, and panels of
-/// keys that none of its neighbours sees are skipped too. Backward recomputes the probabilities from lse. For attention
+/// keys that none of its neighbours sees are skipped too; with a `layout` only the pairs of blocks in it are computed
+/// (then keys == queries, and backward needs `delta`). Backward recomputes the probabilities from lse. For attention
 /// to these keys alone lse is forward's. If they are some of all keys, lse and `delta` are those of all, and dq, dk, dv
 /// these keys' part of the gradients. A task is one head of one sample, batch-major: of the queries forward, of keys
 /// and values (with all heads of queries that use it) backward. All in fp32. Cost per task: about 2 queries keys
@@ -186,6 +198,7 @@ struct AttentionArgs {
   int64_t head_size = 0;
   bool causal = true;
   int64_t window = 0;             ///< 0: none; only if causal
+  KeyBlocks layout;               ///< not with a window
   Element element = Element::f32; ///< of q, k, v and dout
   Element result = Element::f32;  ///< of out, dq, dk and dv; f32 or `element`
 };
