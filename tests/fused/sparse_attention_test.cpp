@@ -95,7 +95,7 @@ class SparseAttentionTest : public testing::TestWithParam<const char*> {
 TEST_P(SparseAttentionTest, IsDenseAttentionWithTheLayoutsMask) {
   const bool slow = std::string(GetParam()) == "scalar";
   const char* const many = std::getenv("TRIREME_LONG_TESTS");
-  const int cases = many != nullptr ? 2000 : slow ? 20 : 150;
+  const int cases = many != nullptr ? 2000 : slow ? 10 : 60;
   std::mt19937 random(11);
   torch::manual_seed(5);
   for (int i = 0; i < cases; ++i) {

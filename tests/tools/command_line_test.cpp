@@ -143,6 +143,24 @@ TEST(CommandLineTest, BenchKernelsPrintsRows) {
   EXPECT_EQ(sh(kTrireme + " bench kernels --heads 5").status, 2);
 }
 
+TEST(CommandLineTest, BenchAttentionPrintsRows) {
+  const Finished bench =
+      sh(kTrireme + " bench attention --length 100 --block 16 --heads 2 --head-dim 8 --repeats 1 --json");
+  ASSERT_EQ(bench.status, 0) << bench.output;
+  std::istringstream lines(bench.output);
+  std::vector<std::string> kinds;
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    kinds.push_back(concat(row.at("impl").get<std::string>(), ' ', row.at("kind").get<std::string>()));
+    EXPECT_GT(row.at("forward_ms").get<double>() + row.at("backward_ms").get<double>(), 0) << line;
+    EXPECT_GE(row.at("peak_bytes").get<int64_t>(), 4 * 100 * 2 * 8 * 4) << line << ": the result and three gradients";
+    EXPECT_NEAR(row.at("limit").get<double>() * row.at("density").get<double>(), 1, 1e-9) << line;
+  }
+  EXPECT_THAT(kinds, testing::ElementsAre("sdpa dense", "trireme dense", "trireme fixed", "trireme variable",
+                                          "trireme bigbird", "trireme longformer", "trireme window"));
+  EXPECT_THAT(sh(kTrireme + " bench attention --block 24").output, HasSubstr("a block has 16, 32, 64 or 128 tokens"));
+}
+
 TEST(CommandLineTest, LaunchStartsAnyProgram) {
   const Finished launched = sh(kTrireme + " launch -n 3 --all-output -- sh -c \"echo rank \\$RANK of \\$WORLD_SIZE\"");
   EXPECT_EQ(launched.status, 0) << launched.output;

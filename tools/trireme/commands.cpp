@@ -68,6 +68,7 @@ struct Parser {
   BenchOptimCommand bench_optim;
   BenchCommCommand bench_comm;
   BenchKernelsCommand bench_kernels;
+  BenchAttentionCommand bench_attention;
   BenchDeviceCommand bench_device;
   BenchTokenizerCommand bench_tokenizer;
 
@@ -323,6 +324,28 @@ struct Parser {
         ->check(at_least(1))
         ->capture_default_str();
     c->add_flag("--json", bench_kernels.json, "One JSON object a line instead of a table");
+
+    c = add(*bench, result, bench_attention, "attention",
+            "Attention with block-sparse layouts, forward and backward, against libtorch's to all keys",
+            "trireme bench attention --kind fixed,bigbird --length 16384 --causal --json");
+    const auto count = [&](const char* flag, int64_t& value, const char* what) {
+      c->add_option(flag, value, what)->check(at_least(1))->capture_default_str();
+    };
+    c->add_option("--kind", bench_attention.kinds, "dense, fixed, variable, bigbird, longformer, window (default: all)")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"dense", "fixed", "variable", "bigbird", "longformer", "window"}));
+    count("--batch", bench_attention.batch, "Samples");
+    count("--length", bench_attention.length, "Tokens per sample");
+    count("--heads", bench_attention.heads, "Attention heads");
+    count("--head-dim", bench_attention.head_dim, "Numbers per head");
+    c->add_option("--block", bench_attention.block, "Tokens of a block: 16, 32, 64 or 128")->capture_default_str();
+    c->add_option("--dtype", bench_attention.dtype, "fp32 or bf16")
+        ->check(CLI::IsMember({"fp32", "bf16"}))
+        ->capture_default_str();
+    c->add_flag("--causal", bench_attention.causal, "No token attends to a later one");
+    c->add_option("--threads", bench_attention.threads, "Threads (default: all cores)")->check(at_least(1));
+    count("--repeats", bench_attention.repeats, "Measurements of each; the median is printed");
+    c->add_flag("--json", bench_attention.json, "One JSON object a line instead of a table");
 
     c = add(*bench, result, bench_device, "device",
             "What a GPU does: copies, products, and each of Trireme's own kernels against the copy's bandwidth",

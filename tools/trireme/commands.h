@@ -124,6 +124,20 @@ struct BenchKernelsCommand {
   bool json = false;
 };
 
+struct BenchAttentionCommand {
+  std::vector<std::string> kinds = {"dense", "fixed", "variable", "bigbird", "longformer", "window"};
+  int64_t batch = 1;
+  int64_t length = 4096;
+  int64_t heads = 4;
+  int64_t head_dim = 64;
+  int64_t block = 64;
+  std::string dtype = "fp32"; ///< or "bf16"
+  bool causal = false;
+  int64_t threads = 0; ///< 0: all cores
+  int64_t repeats = 5;
+  bool json = false;
+};
+
 /// The sizes are much larger than a GPU's caches.
 struct BenchDeviceCommand {
   std::string device = "cuda";   ///< or "cpu", "cuda:K"
@@ -158,8 +172,8 @@ struct BenchTokenizerCommand {
 
 using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, ExportCommand,
                              InspectCommand, DoctorCommand, DataFetchCommand, DataTokenizeCommand, BenchOptimCommand,
-                             BenchCommCommand, BenchDeviceCommand, BenchKernelsCommand, ScheduleCommand, PlanCommand,
-                             StoreCommand, TokenizeCommand, BenchTokenizerCommand>;
+                             BenchAttentionCommand, BenchCommCommand, BenchDeviceCommand, BenchKernelsCommand,
+                             ScheduleCommand, PlanCommand, StoreCommand, TokenizeCommand, BenchTokenizerCommand>;
 
 /// Parses the arguments. Prints help or version and throws ExitNow(0). Errors: InputError naming the wrong words and
 /// what to write.

@@ -1,5 +1,6 @@
 // `trireme-rank`: the part of the command line with libtorch. `trireme` starts it as the ranks of a training, or
 // becomes it for generate, inspect, bench and doctor.
+#include "bench_attention.h"
 #include "bench_comm.h"
 #include "bench_device.h"
 #include "bench_kernels.h"
@@ -92,6 +93,7 @@ struct Run {
     args.json = command.json;
     return bench_kernels(args, std::cout);
   }
+  int operator()(const BenchAttentionCommand& command) const { return bench_attention(command, std::cout); }
   int operator()(const BenchDeviceCommand& command) const { return bench_device(command, std::cout); }
   int operator()(const BenchCommCommand& command) const { return bench_comm(command, std::cout); }
   int operator()(const LaunchCommand&) const { throw Error("trireme-rank", "launch is done by trireme"); }
