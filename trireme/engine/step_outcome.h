@@ -33,8 +33,8 @@ class StepOutcome {
     double lr_before = 0;
     double loss_scale = 1;
   };
-  /// Places in OnDevice::sums: the mean loss, the squared norm of the gradients as the Reducer leaves them, how many ranks
-  /// were asked to stop, and how many ranks of this part of the model lack a gradient.
+  /// Places in OnDevice::sums: the mean loss, the squared norm of the gradients as the Reducer leaves them, how many
+  /// ranks were asked to stop, and how many ranks of this part of the model lack a gradient.
   enum Sum { kLoss, kSquaredNorm, kStop, kLacking, kSums };
   /// What a GPU computes.
   struct OnDevice {
