@@ -2,7 +2,7 @@
 #include <trireme/fused/sparse_attention.h>
 
 #include <trireme/base/error.h>
-#include <trireme/kernels/fused_kernels.h>
+#include <trireme/kernels/simd.h>
 
 #include <gmock/gmock.h>
 #include <torch/autograd.h>
@@ -89,7 +89,13 @@ double error_of(const at::Tensor& found, const at::Tensor& expected) {
 
 class SparseAttentionTest : public testing::TestWithParam<const char*> {
  protected:
-  void SetUp() override { ::setenv("TRIREME_SIMD", GetParam(), 1); } // before anybody asks for kernels
+  void SetUp() override {
+    const std::string name = GetParam();
+    if (name != "scalar" && !kernels::supported(name == "avx2" ? kernels::Simd::avx2 : kernels::Simd::avx512)) {
+      GTEST_SKIP() << "this machine has no " << name;
+    }
+    ::setenv("TRIREME_SIMD", GetParam(), 1); // before anybody asks for kernels
+  }
 };
 
 TEST_P(SparseAttentionTest, IsDenseAttentionWithTheLayoutsMask) {
@@ -137,6 +143,18 @@ TEST(SparseAttentionErrorsTest, NameTheSizes) {
   EXPECT_THAT(message(torch::randn({1, 3, 64, 8}), torch::randn({1, 2, 64, 8})), testing::HasSubstr("K divides A"));
   EXPECT_THAT(message(torch::randn({1, 2, 65, 8}), torch::randn({1, 2, 65, 8})),
               testing::HasSubstr("the layout has 4 blocks and 1 patterns, but 65 tokens have 5 blocks"));
+}
+
+TEST(SparseAttentionErrorsTest, TypesTokensAndRows) {
+  const auto layout = std::make_shared<const attention::BlockLayout>(attention::make_layout({}, 2, 64));
+  const at::Tensor x = torch::randn({1, 2, 64, 16});
+  EXPECT_THROW(sparse_attention(x, x.to(at::kBFloat16), x.to(at::kBFloat16), layout), InputError);
+  EXPECT_EQ(sparse_attention(x.narrow(2, 0, 0), x.narrow(2, 0, 0), x.narrow(2, 0, 0), layout).size(2), 0);
+  EXPECT_THROW(attention::make_layout({}, 2, 0), InputError);
+  EXPECT_THROW(attention::BlockLayout(20, 4, false), InputError);
+  auto empty = std::make_shared<attention::BlockLayout>(16, 4, false);
+  empty->add_pattern([](int64_t row) { return row == 2 ? std::vector<int32_t>() : std::vector<int32_t>{0}; });
+  EXPECT_THROW(sparse_attention(x, x, x, empty), InputError);
 }
 
 } // namespace

@@ -1,6 +1,18 @@
 #include <trireme/attention/block_layout.h>
 
+#include <trireme/base/error.h>
+
 namespace trireme::attention {
+
+BlockLayout::BlockLayout(int64_t block, int64_t blocks, bool causal) : block_(block), blocks_(blocks), causal_(causal) {
+  if (block != 16 && block != 32 && block != 64 && block != 128) {
+    throw InputError("sparse_attention", concat("block: a block has 16, 32, 64 or 128 tokens, not ", block),
+                     "Take one of these.");
+  }
+  if (blocks < 1) {
+    throw InputError("sparse_attention", "a layout has no blocks", "Make it for a token at least.");
+  }
+}
 
 BlockLayout BlockLayout::transposed() const {
   BlockLayout by_keys(block_, blocks_, causal_);

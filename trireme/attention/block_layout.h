@@ -13,8 +13,9 @@ namespace trireme::attention {
 /// Memory: 4 bytes for each block of keys of each row, 8 for each row.
 class BlockLayout {
  public:
-  /// `blocks` of queries and of keys, of `block` tokens each.
-  BlockLayout(int64_t block, int64_t blocks, bool causal) : block_(block), blocks_(blocks), causal_(causal) {}
+  /// `blocks` of queries and of keys, of `block` tokens each. Errors: InputError for no blocks, and blocks of another
+  /// size than 16, 32, 64 or 128.
+  BlockLayout(int64_t block, int64_t blocks, bool causal);
 
   /// Appends the rows of one more pattern: keys_of(row) for each row, ascending.
   template <typename KeysOf>

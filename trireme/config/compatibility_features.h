@@ -281,6 +281,9 @@ constexpr Feature kImages{"data of type images", "data.type",
 constexpr Feature kTokens{"data of type tokens, text, jsonl or mixture", "data.type", is_windows};
 constexpr Feature kPack{"packed documents", "data.pack",
                         [](const Setting& s) { return s.run != nullptr && s.run->data.pack; }};
+constexpr Feature kCudaGraph{"CUDA graphs of steps", "training.cuda_graph", [](const Setting& s) {
+                               return s.run != nullptr && s.run->training.cuda_graph == CudaGraph::on;
+                             }};
 constexpr Feature kLossOnResponse{
     "loss_on \"response\"", "data.loss_on data.sets", [](const Setting& s) {
       const auto counts_some = [](const data::DataOptions& data) {

@@ -27,6 +27,7 @@ static_assert(sizeof(Before) <= alignof(std::max_align_t));
 void release(void* data) {
   if (data != nullptr) {
     const Before before = Before::of(data);
+    c10::profiledCPUMemoryReporter().Delete(data); // a lookup; libtorch's profiler sees memory as with its allocator
     std::free(before.check == Before::check_of(before.block) ? before.block : data);
   }
 }
@@ -42,6 +43,7 @@ class CpuAllocator final : public c10::Allocator {
     TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "there is no memory for a tensor of ", bytes, " bytes");
     void* const data = static_cast<std::byte*>(block) + kAlignment - reinterpret_cast<uintptr_t>(block) % kAlignment;
     Before::of(data) = {Before::check_of(block), block};
+    c10::profiledCPUMemoryReporter().New(data, bytes);
     return {data, data, &release, cpu};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }

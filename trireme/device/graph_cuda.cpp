@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <exception>
@@ -32,10 +33,17 @@ class CudaGraph final : public Graph {
   }
   void end_capture() override {
     const c10::cuda::CUDAGuard guard(device_);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    (void)cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(), &status);
     try {
       graph_.capture_end();
     } catch (const std::exception&) {
       leave_pool();
+      if (status == cudaStreamCaptureStatusInvalidated) { // then CUDAGraph does not release what it has taken
+        attempt([&] { c10::cuda::CUDACachingAllocator::releasePool(device_.index(), pool_); });
+        attempt([&] { at::getHostAllocator(at::kCUDA)->release_pool(pool_); });
+        attempt([&] { c10::cuda::CUDACachingAllocator::emptyCache(); });
+      }
       throw;
     }
   }
@@ -45,16 +53,17 @@ class CudaGraph final : public Graph {
   }
 
  private:
+  template <class F>
+  static void attempt(const F& f) noexcept {
+    try {
+      f();
+    } catch (const std::exception& error) { // it was not there any more
+      log::debug("the pool of a failed CUDA graph: ", error.what());
+    }
+  }
   // After a failure CUDAGraph leaves its filter in both allocators, which refers to it.
   void leave_pool() const noexcept {
     (void)cudaGetLastError(); // clears the error for later calls
-    const auto attempt = [](const auto& f) {
-      try {
-        f();
-      } catch (const std::exception& error) { // it was not there any more
-        log::debug("the pool of a failed CUDA graph: ", error.what());
-      }
-    };
     attempt([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device_.index(), pool_); });
     attempt([&] { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(pool_); });
   }

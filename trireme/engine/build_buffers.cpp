@@ -288,8 +288,6 @@ void build_buffers(Parts& parts, const InitializeOptions& options, zero::ModelUn
   const std::vector<bucket::FlatParameters*> all = all_buffers(parts);
   parts.buffers.unchanged.emplace(*parts.model.module,
                                   std::vector<const bucket::FlatParameters*>(all.begin(), all.end()));
-  parts.buffers.reducer =
-      std::make_unique<parallel::Reducer>(parallel::pointers_to(parts.buffers.trained), *parts.agreement.sync);
   count_parameters(parts);
 }
 

@@ -112,7 +112,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const bool graphs = options.cuda_graph != config::CudaGraph::off && !device.is_cpu();
   const c10::Stream stream = graphs ? device::KeptStreams().on(device) : device::current_stream(device);
   {
-    const StepGraph::OnStream on(stream);        // that of steps, which the gradient accumulators keep
+    const StepGraph::OnStream on(stream); // that of steps, which the gradient accumulators keep
+    parts.buffers.reducer =
+        std::make_unique<parallel::Reducer>(parallel::pointers_to(parts.buffers.trained), *parts.agreement.sync);
     parts.buffers.reducer->set_accepting(false); // except in the engine's own backward
   }
   build_stepper(parts, options, impl->optimizer_step, world.local_size());

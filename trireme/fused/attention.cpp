@@ -160,7 +160,8 @@ at::Tensor rows_like(const at::Tensor& x, at::ScalarType type) {
 
 bool usable(const AttentionBlock& block) {
   const auto rows = [](const at::Tensor& x) { return x.dim() == 4 && x.stride(3) == 1; };
-  return usable({block.q, block.k, block.v}) && rows(block.q) && rows(block.k) && rows(block.v) &&
+  return usable({block.q, block.k, block.v}) && block.k.scalar_type() == block.q.scalar_type() &&
+         block.v.scalar_type() == block.q.scalar_type() && rows(block.q) && rows(block.k) && rows(block.v) &&
          block.k.size(2) > 0 && block.k.size(1) > 0 && block.q.size(1) % block.k.size(1) == 0;
 }
 

@@ -59,6 +59,7 @@ at::Tensor padded_rows(const at::Tensor& weight, int64_t padding) {
 
 /// gradient * factor in the gradient's memory, rounded once, then in `type`. The host does not wait for a device.
 at::Tensor scaled(at::Tensor gradient, const at::Tensor& factor, at::ScalarType type) {
+  const at::AutoDispatchBelowADInplaceOrView same_version; // the other half of a split backward unpacks it too
   if (!gradient.defined()) {
     return gradient;
   }
@@ -123,25 +124,32 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     context->save_for_backward({dx, wants_weight ? dweight.of(weight) : at::Tensor()});
     context->saved_data["weight"] = weight; // not its values: only its gradient's memory is asked for
     context->saved_data["weight_type"] = static_cast<int64_t>(weight.scalar_type());
-    context->saved_data["gone"] = false;
+    context->saved_data["x_is_gone"] = false;
+    context->saved_data["weight_is_gone"] = false;
     return losses.masked_fill_(classes.counts.logical_not(), 0).sum(0, false, at::kDouble).mul(share).to(sums);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     refuse_create_graph("linear_cross_entropy", "Compute the logits first, and cross_entropy() of them.");
-    if (context->saved_data["gone"].toBool()) {
-      throw Error("fused",
-                  "linear_cross_entropy: second backward, but the first one overwrote the gradients that forward kept.",
-                  "Compute the loss again for a second backward; retain_graph does not keep them.");
-    }
-    context->saved_data["gone"] = true;
+    // A pipeline may ask for the gradients of weights in a second backward of its own: each is given once.
+    const bool wants_x = context->needs_input_grad(0), wants_weight = context->needs_input_grad(1);
+    const auto take = [&](bool wants, const char* gone) {
+      if (wants && context->saved_data[gone].toBool()) {
+        throw Error(
+            "fused",
+            "linear_cross_entropy: second backward, but the first one overwrote the gradients that forward kept.",
+            "Compute the loss again for a second backward; retain_graph does not keep them.");
+      }
+      context->saved_data[gone] = context->saved_data[gone].toBool() || wants;
+    };
+    take(wants_x, "x_is_gone");
+    take(wants_weight, "weight_is_gone");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor weight = context->saved_data["weight"].toTensor();
-    const bool is_written =
-        context->needs_input_grad(1) && saved[1].defined() && scale_into_home(weight, saved[1], grads[0]);
+    const bool is_written = wants_weight && saved[1].defined() && scale_into_home(weight, saved[1], grads[0]);
     const auto weight_type = static_cast<at::ScalarType>(context->saved_data["weight_type"].toInt());
-    return {scaled(saved[0], grads[0], weight_type),
-            is_written ? at::Tensor() : scaled(saved[1], grads[0], weight_type),
+    return {wants_x ? scaled(saved[0], grads[0], weight_type) : at::Tensor(),
+            wants_weight && !is_written ? scaled(saved[1], grads[0], weight_type) : at::Tensor(),
             {},
             {},
             {},

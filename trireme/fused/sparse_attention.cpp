@@ -69,6 +69,15 @@ at::Tensor sparse_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             "got ",
                             q.sizes(), ", ", k.sizes(), " and ", v.sizes()));
   }
+  if (k.scalar_type() != q.scalar_type() || v.scalar_type() != q.scalar_type()) {
+    throw InputError("fused",
+                     concat("sparse_attention: q, k and v have the types ", q.scalar_type(), ", ", k.scalar_type(),
+                            " and ", v.scalar_type()),
+                     "Convert them to one.");
+  }
+  if (q.numel() == 0) {
+    return q.clone();
+  }
   const int64_t tokens = q.size(2), blocks = (tokens + layout->block() - 1) / layout->block();
   if (layout->blocks() != blocks || (layout->patterns() != 1 && layout->patterns() != q.size(1))) {
     throw InputError(
@@ -76,6 +85,12 @@ at::Tensor sparse_attention(const at::Tensor& q, const at::Tensor& k, const at::
         concat("sparse_attention: the layout has ", layout->blocks(), " blocks and ", layout->patterns(),
                " patterns, but ", tokens, " tokens have ", blocks, " blocks, and there are ", q.size(1), " heads"),
         "Make the layout for these tokens and heads: attention::make_layout().");
+  }
+  for (int64_t row = 0; row < layout->patterns() * blocks; ++row) {
+    if (layout->row_ends()[row] == layout->row_ends()[row + 1]) {
+      throw InputError("fused", concat("sparse_attention: block ", row % blocks, " of the layout attends to nothing"),
+                       "Give each block of queries a block of keys.");
+    }
   }
   const auto rows = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
   const AttentionBlock block = {.q = rows(q), .k = rows(k), .v = rows(v), .layout = layout.get()};

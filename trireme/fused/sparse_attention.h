@@ -14,7 +14,8 @@ namespace trireme::fused {
 ///
 /// Kept for backward: q, k, v, the result and one float per query and head. Cost: of attention to all keys the layout's
 /// density, and no matrix of scores. Arithmetic is fp32. Where the CPU's kernels do not support the tensors (other
-/// devices, fp16), libtorch computes it with a mask of [A or 1, T, T]. Errors: InputError for sizes that do not fit.
+/// devices, fp16), libtorch computes it with a mask of [A or 1, T, T]. Errors: InputError for sizes and
+/// types that do not fit, and for blocks of queries that attend to nothing.
 at::Tensor sparse_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             std::shared_ptr<const attention::BlockLayout> layout);
 

@@ -3,24 +3,26 @@
 namespace trireme::models {
 namespace {
 
-bool is_plain(const tensor::ColumnParallelLinearImpl& linear) {
-  return !linear.present() && linear.fp8() == nullptr;
+bool takes_chunks(const tensor::ColumnParallelLinearImpl& linear, const at::Tensor& x_BTH, const at::Tensor& targets_BT,
+                  int64_t vocabulary, const ModelRanks& ranks) {
+  return !linear.present() && linear.fp8() == nullptr &&
+         takes_chunks(x_BTH, linear.weight, targets_BT, vocabulary, ranks);
 }
 
 } // namespace
 
-at::Tensor last_layer_loss(tensor::VocabParallelEmbeddingImpl& tied, const at::Tensor& x_BTH,
-                           const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks) {
+at::Tensor loss_in_chunks(const tensor::VocabParallelEmbeddingImpl& tied, const at::Tensor& x_BTH,
+                          const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks) {
   return takes_chunks(x_BTH, tied.weight, targets_BT, vocabulary, ranks)
              ? head_loss(x_BTH, tied.weight, targets_BT, vocabulary, ranks)
-             : split_token_loss(tied.logits(x_BTH), targets_BT, vocabulary, ranks);
+             : at::Tensor();
 }
 
-at::Tensor last_layer_loss(tensor::ColumnParallelLinearImpl& linear, const at::Tensor& x_BTH,
-                           const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks) {
-  return is_plain(linear) && takes_chunks(x_BTH, linear.weight, targets_BT, vocabulary, ranks)
+at::Tensor loss_in_chunks(const tensor::ColumnParallelLinearImpl& linear, const at::Tensor& x_BTH,
+                          const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks) {
+  return takes_chunks(linear, x_BTH, targets_BT, vocabulary, ranks)
              ? head_loss(x_BTH, linear.weight, targets_BT, vocabulary, ranks)
-             : split_token_loss(linear.forward(x_BTH), targets_BT, vocabulary, ranks);
+             : at::Tensor();
 }
 
 at::Tensor LanguageHead::logits(const at::Tensor& x_BTH) const {
@@ -28,13 +30,14 @@ at::Tensor LanguageHead::logits(const at::Tensor& x_BTH) const {
 }
 
 at::Tensor LanguageHead::loss(const at::Tensor& x_BTH, const at::Tensor& targets_BT) const {
-  if (linear.is_empty()) {
-    return embedding->use([&] { return last_layer_loss(*embedding, x_BTH, targets_BT, vocabulary, ranks); });
+  const bool ties = linear.is_empty();
+  const bool in_chunks = ties ? takes_chunks(x_BTH, embedding->weight, targets_BT, vocabulary, ranks)
+                              : takes_chunks(*linear, x_BTH, targets_BT, vocabulary, ranks);
+  if (!in_chunks) {
+    return split_token_loss(logits(x_BTH), targets_BT, vocabulary, ranks);
   }
-  if (!is_plain(*linear) || !takes_chunks(x_BTH, linear->weight, targets_BT, vocabulary, ranks)) {
-    return split_token_loss(linear->forward(x_BTH), targets_BT, vocabulary, ranks); // its activations may be moved
-  }
-  return linear->use([&] { return last_layer_loss(*linear, x_BTH, targets_BT, vocabulary, ranks); });
+  return ties ? embedding->use([&] { return loss_in_chunks(*embedding, x_BTH, targets_BT, vocabulary, ranks); })
+              : linear->use([&] { return loss_in_chunks(*linear, x_BTH, targets_BT, vocabulary, ranks); });
 }
 
 } // namespace trireme::models

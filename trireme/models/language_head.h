@@ -6,12 +6,12 @@
 
 namespace trireme::models {
 
-/// The loss of the logits that this layer makes of x: in chunks (head_loss()) where they are many, unless the layer has
-/// adapters or multiplies in FP8. The arguments are head_loss()'s.
-at::Tensor last_layer_loss(tensor::VocabParallelEmbeddingImpl& tied, const at::Tensor& x_BTH,
-                           const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks);
-at::Tensor last_layer_loss(tensor::ColumnParallelLinearImpl& linear, const at::Tensor& x_BTH,
-                           const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks);
+/// The loss of the logits that this layer makes of x, in chunks (head_loss()). Undefined if all logits are the better
+/// form: where they are few, and of layers with adapters or FP8. The arguments are head_loss()'s.
+at::Tensor loss_in_chunks(const tensor::VocabParallelEmbeddingImpl& tied, const at::Tensor& x_BTH,
+                          const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks);
+at::Tensor loss_in_chunks(const tensor::ColumnParallelLinearImpl& linear, const at::Tensor& x_BTH,
+                          const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks);
 
 /// The last layer of a language model: `linear`, or if that is empty the token embedding, tied.
 struct LanguageHead {
@@ -22,7 +22,7 @@ struct LanguageHead {
 
   /// The logits of this rank's part of the vocabulary.
   at::Tensor logits(const at::Tensor& x_BTH) const;
-  /// last_layer_loss().
+  /// split_token_loss() of these logits, or loss_in_chunks().
   at::Tensor loss(const at::Tensor& x_BTH, const at::Tensor& targets_BT) const;
 };
 

@@ -61,10 +61,10 @@ pipeline::Loss language_loss(int64_t vocabulary, const ModelRanks& ranks) {
   return {of_outputs, [vocabulary, ranks](const std::shared_ptr<torch::nn::Module>& module, const Tensors& inputs,
                                           const Tensors& targets) {
             if (auto* const tied = dynamic_cast<tensor::VocabParallelEmbeddingImpl*>(module.get())) {
-              return last_layer_loss(*tied, inputs.at(0), targets.at(0), vocabulary, ranks);
+              return loss_in_chunks(*tied, inputs.at(0), targets.at(0), vocabulary, ranks);
             }
             if (auto* const linear = dynamic_cast<tensor::ColumnParallelLinearImpl*>(module.get())) {
-              return last_layer_loss(*linear, inputs.at(0), targets.at(0), vocabulary, ranks);
+              return loss_in_chunks(*linear, inputs.at(0), targets.at(0), vocabulary, ranks);
             }
             return at::Tensor();
           }};

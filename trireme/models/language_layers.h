@@ -48,7 +48,7 @@ pipeline::LayerList language_layers(const std::vector<LayerShape>& shapes, const
 /// Mean cross-entropy of logits [B, T, V] against targets [B, T], in nats per token.
 at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets);
 /// The same for the outputs of language_layers() among these ranks. In training the head and the loss are computed in
-/// one: last_layer_loss() (language_head.h).
+/// one where logits are many: loss_in_chunks() (language_head.h).
 pipeline::Loss language_loss(int64_t vocabulary, const ModelRanks& ranks);
 
 } // namespace trireme::models

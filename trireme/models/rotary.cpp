@@ -142,21 +142,26 @@ RotaryPositions::Table RotaryPositions::compute(int64_t tokens, const at::Device
 RotaryPositions::Table RotaryPositions::of(int64_t tokens, const at::Device& device) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const int64_t scaled = scaled_length(tokens * ranks_.context.size());
-  const int64_t known = last_.cos.defined() ? last_.cos.size(0) : -1;
-  const bool fits = ranks_.shares_tokens() || scaled != 0 ? known == tokens : known >= tokens;
-  if (!fits || last_.cos.device() != device || scaled != last_scaled_length_) {
+  const bool only_whole = ranks_.shares_tokens() || scaled != 0;
+  auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& one) {
+    const int64_t known = one.table.cos.size(0);
+    return (only_whole ? known == tokens : known >= tokens) && one.table.cos.device() == device &&
+           one.scaled_length == scaled;
+  });
+  if (found == kept_.end()) {
     // Without a length of their own, angles of a longer sequence begin with those of a shorter one.
     int64_t most = tokens;
-    if (!ranks_.shares_tokens() && scaled == 0) {
+    if (!only_whole) {
       constexpr int64_t kStep = 256; // generation asks for one more each time
       const bool grows = options_.rope_scaling.kind != Kind::dynamic;
       most = std::max(grows ? (tokens + kStep - 1) / kStep * kStep : tokens,
                       std::min(options_.sequence_length, max_positions(options_)));
     }
-    last_ = compute(most, device);
-    last_scaled_length_ = scaled;
+    std::erase_if(kept_, [](const Kept& one) { return !one.trains; });
+    found = kept_.insert(kept_.end(), Kept{compute(most, device), scaled});
   }
-  return {last_.cos.slice(0, 0, tokens), last_.sin.slice(0, 0, tokens)};
+  found->trains = found->trains || at::GradMode::is_enabled();
+  return {found->table.cos.slice(0, 0, tokens), found->table.sin.slice(0, 0, tokens)};
 }
 
 RotaryPositions::Table RotaryPositions::of(const at::Tensor& positions, int64_t length) const {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 namespace trireme::models {
 
@@ -21,7 +22,8 @@ struct RotaryFrequencies {
 RotaryFrequencies rotary_frequencies(const LlamaOptions& options, int64_t length);
 
 /// Cosines and sines of the positions of a sequence, shared by all layers of a model: computed when the length or the
-/// device changes. Safe on several threads.
+/// device changes. Tables that training has used stay where they are, because a recorded step reads them. Safe on
+/// several threads.
 class RotaryPositions {
  public:
   RotaryPositions(const LlamaOptions& options, const ModelRanks& ranks);
@@ -42,8 +44,12 @@ class RotaryPositions {
   LlamaOptions options_;
   ModelRanks ranks_;
   mutable std::mutex mutex_;
-  mutable Table last_;
-  mutable int64_t last_scaled_length_ = 0;
+  struct Kept {
+    Table table;
+    int64_t scaled_length;
+    bool trains = false; // a forward with gradients has used it
+  };
+  mutable std::vector<Kept> kept_;
 };
 
 } // namespace trireme::models

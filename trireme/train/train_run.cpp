@@ -182,11 +182,12 @@ data::Datasets TrainRun::open_data() {
   return registry_.open_data(context);
 }
 
-// A program's model may depend on what its host code does in each step.
+// A program's model may depend on what its host code does in each step, and for packed documents the host reads where
+// they begin.
 config::CudaGraph TrainRun::cuda_graph() const {
   const bool is_own = run_.model.kind == config::ModelConfig::Kind::of_program;
-  return is_own && run_.training.cuda_graph == config::CudaGraph::automatic ? config::CudaGraph::off
-                                                                            : run_.training.cuda_graph;
+  const config::CudaGraph wanted = run_.training.cuda_graph;
+  return wanted == config::CudaGraph::automatic && (is_own || run_.data.pack) ? config::CudaGraph::off : wanted;
 }
 
 Task TrainRun::build_task() {

@@ -17,7 +17,8 @@ namespace trireme::pipeline {
 class Loss {
  public:
   using OfOutputs = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
-  /// `module`: the last layer's, null for a function. Returns undefined if it knows no such layer.
+  /// `module`: the last layer's, null for a function. Returns undefined if it
+  /// knows no such layer, or would need its outputs.
   using OfLastLayer = std::function<at::Tensor(const std::shared_ptr<torch::nn::Module>& module, const Tensors& inputs,
                                                const Tensors& targets)>;
 

@@ -122,7 +122,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> PipelineModule::layer_modules() 
 }
 
 Tensors PipelineModule::call(const OwnLayer& part, const Tensors& inputs, int64_t micro_batch,
-                             const Tensors* targets) const {
+                             WithLoss* with_loss) const {
   const Note note("layer", part.index, part.type);
   if (options_.seed_layers) {
     torch::manual_seed(seed_of(options_.base_seed, micro_batch, part.index));
@@ -136,13 +136,11 @@ Tensors PipelineModule::call(const OwnLayer& part, const Tensors& inputs, int64_
       hooks_.before(*part.built.module);
     }
     at::Tensor loss;
-    if (targets != nullptr) {
-      loss = loss_.with_last_layer()(part.built.module, inputs, *targets);
+    if (with_loss != nullptr) {
+      loss = loss_.with_last_layer()(part.built.module, inputs, with_loss->targets);
+      with_loss->is_loss = loss.defined();
     }
     outputs = loss.defined() ? Tensors{loss} : part.built.forward(inputs);
-    if (targets != nullptr && !loss.defined()) {
-      outputs = {loss_(outputs, *targets)};
-    }
     if (hooks_.after && part.built.module) {
       hooks_.after(*part.built.module, outputs);
     }
@@ -165,15 +163,15 @@ Tensors PipelineModule::call(const OwnLayer& part, const Tensors& inputs, int64_
 }
 
 Tensors PipelineModule::run(const std::vector<OwnLayer>& chunk, size_t first, size_t last, Tensors tensors,
-                            int64_t micro_batch, const std::optional<Tensors>& targets) const {
+                            int64_t micro_batch, const SharedWithLoss& with_loss) const {
   for (size_t i = first; i < last; ++i) {
-    tensors = call(chunk[i], tensors, micro_batch, targets && i + 1 == chunk.size() ? &*targets : nullptr);
+    tensors = call(chunk[i], tensors, micro_batch, i + 1 == chunk.size() ? with_loss.get() : nullptr);
   }
   return tensors;
 }
 
 Tensors PipelineModule::forward_chunk(int chunk, const Tensors& inputs, int64_t micro_batch) {
-  return run_chunk(chunk, inputs, micro_batch, std::nullopt);
+  return run_chunk(chunk, inputs, micro_batch, nullptr);
 }
 
 at::Tensor PipelineModule::forward_to_loss(int chunk, const Tensors& inputs, int64_t micro_batch,
@@ -181,18 +179,22 @@ at::Tensor PipelineModule::forward_to_loss(int chunk, const Tensors& inputs, int
   if (!loss_.with_last_layer()) {
     return loss(forward_chunk(chunk, inputs, micro_batch), targets);
   }
-  const at::Tensor value = run_chunk(chunk, inputs, micro_batch, targets).front();
-  check_loss(value);
-  return value;
+  const auto with_loss = std::make_shared<WithLoss>(WithLoss{targets});
+  const Tensors outputs = run_chunk(chunk, inputs, micro_batch, with_loss);
+  if (!with_loss->is_loss) {
+    return loss(outputs, targets);
+  }
+  check_loss(outputs.front());
+  return outputs.front();
 }
 
 Tensors PipelineModule::run_chunk(int index, const Tensors& inputs, int64_t micro_batch,
-                                  const std::optional<Tensors>& targets) {
+                                  const SharedWithLoss& with_loss) {
   const std::shared_ptr<void> guard = hooks_.around ? hooks_.around() : nullptr;
   const std::vector<OwnLayer>& chunk = chunks_[index];
   const auto recomputed = static_cast<size_t>(options_.activation_checkpoint_interval);
   if ((recomputed == 0 && !activations::active()) || !at::GradMode::is_enabled()) {
-    return run(chunk, 0, chunk.size(), inputs, micro_batch, targets);
+    return run(chunk, 0, chunk.size(), inputs, micro_batch, with_loss);
   }
   const size_t interval = std::max<size_t>(1, recomputed);
   Tensors tensors = inputs;
@@ -210,8 +212,8 @@ Tensors PipelineModule::run_chunk(int index, const Tensors& inputs, int64_t micr
     }
     tensors = activations::run(
         part,
-        [&chunk, this, first, last, micro_batch, targets](const Tensors& x) {
-          return run(chunk, first, last, x, micro_batch, targets);
+        [&chunk, this, first, last, micro_batch, with_loss](const Tensors& x) {
+          return run(chunk, first, last, x, micro_batch, with_loss);
         },
         tensors);
   }

@@ -136,11 +136,16 @@ class PipelineModule : public torch::nn::Module {
   void register_tensors(const std::string& prefix, const torch::nn::Module& module);
   void add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module);
   std::string name_of(int64_t layer) const;
-  // With `targets` the chunk's last layer returns the loss.
-  Tensors run_chunk(int index, const Tensors& inputs, int64_t micro_batch, const std::optional<Tensors>& targets);
+  // With a WithLoss the last layer may return the loss instead of its outputs. Shared: it may be recomputed.
+  struct WithLoss {
+    Tensors targets;
+    bool is_loss = false; // what the last layer returned
+  };
+  using SharedWithLoss = std::shared_ptr<WithLoss>;
+  Tensors run_chunk(int index, const Tensors& inputs, int64_t micro_batch, const SharedWithLoss& with_loss);
   Tensors run(const std::vector<OwnLayer>& chunk, size_t first, size_t last, Tensors tensors, int64_t micro_batch,
-              const std::optional<Tensors>& targets) const;
-  Tensors call(const OwnLayer& part, const Tensors& inputs, int64_t micro_batch, const Tensors* targets) const;
+              const SharedWithLoss& with_loss) const;
+  Tensors call(const OwnLayer& part, const Tensors& inputs, int64_t micro_batch, WithLoss* with_loss) const;
   static void check_loss(const at::Tensor& value);
 
   LayerList layers_;
