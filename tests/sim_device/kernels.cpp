@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <span>
+#include <vector>
 
 namespace trireme::sim {
 namespace {
@@ -61,7 +62,11 @@ class Call {
     own.step_scalars = touch(args.step_scalars, 4 * kernels::kStepScalars * rows_, false);
     return own;
   }
-  void launch(const char* name) const { sim::launch(name, touched_); }
+  /// `kernel` reads its segments from a copy: a recorded one runs after the caller's are gone.
+  template <class F>
+  void launch(const char* name, const F& kernel) const {
+    sim::launch(name, touched_, kernel);
+  }
 
  private:
   int64_t n_;
@@ -70,37 +75,37 @@ class Call {
   std::vector<Touched> touched_;
 };
 
+std::vector<optim::Segment> copied(std::span<const optim::Segment> segments) {
+  return {segments.begin(), segments.end()};
+}
+
 void adam(const kernels::AdamArgs& args, std::span<const optim::Segment> segments, at::Device) {
   Call call(segments);
   kernels::AdamArgs own = call.common(args, true);
   own.exp_avg = call.state(args.exp_avg, true);
   own.exp_avg_sq = call.state(args.exp_avg_sq, true);
-  call.launch("adam");
-  kCpuKernels.adam(own, segments, at::kCPU);
+  call.launch("adam", [=, own_segments = copied(segments)] { kCpuKernels.adam(own, own_segments, at::kCPU); });
 }
 
 void sgd(const kernels::SgdArgs& args, std::span<const optim::Segment> segments, at::Device) {
   Call call(segments);
   kernels::SgdArgs own = call.common(args, true);
   own.momentum_buffer = call.state(args.momentum_buffer, true);
-  call.launch("sgd");
-  kCpuKernels.sgd(own, segments, at::kCPU);
+  call.launch("sgd", [=, own_segments = copied(segments)] { kCpuKernels.sgd(own, own_segments, at::kCPU); });
 }
 
 void lion(const kernels::LionArgs& args, std::span<const optim::Segment> segments, at::Device) {
   Call call(segments);
   kernels::LionArgs own = call.common(args, true);
   own.exp_avg = call.state(args.exp_avg, true);
-  call.launch("lion");
-  kCpuKernels.lion(own, segments, at::kCPU);
+  call.launch("lion", [=, own_segments = copied(segments)] { kCpuKernels.lion(own, own_segments, at::kCPU); });
 }
 
 void adagrad(const kernels::AdagradArgs& args, std::span<const optim::Segment> segments, at::Device) {
   Call call(segments);
   kernels::AdagradArgs own = call.common(args, true);
   own.sum = call.state(args.sum, true);
-  call.launch("adagrad");
-  kCpuKernels.adagrad(own, segments, at::kCPU);
+  call.launch("adagrad", [=, own_segments = copied(segments)] { kCpuKernels.adagrad(own, own_segments, at::kCPU); });
 }
 
 void rmsprop(const kernels::RmspropArgs& args, std::span<const optim::Segment> segments, at::Device) {
@@ -109,8 +114,7 @@ void rmsprop(const kernels::RmspropArgs& args, std::span<const optim::Segment> s
   own.square_avg = call.state(args.square_avg, true);
   own.grad_avg = call.state(args.grad_avg, true);
   own.momentum_buffer = call.state(args.momentum_buffer, true);
-  call.launch("rmsprop");
-  kCpuKernels.rmsprop(own, segments, at::kCPU);
+  call.launch("rmsprop", [=, own_segments = copied(segments)] { kCpuKernels.rmsprop(own, own_segments, at::kCPU); });
 }
 
 int64_t sums_of(std::span<const optim::Segment> segments) {
@@ -132,8 +136,9 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const optim::Segment>
   Call call(segments);
   const kernels::LambArgs own = lamb(call, args, true);
   double* const own_sums = call.touch(sums, 8 * sums_of(segments), true);
-  call.launch("lamb_moments");
-  kCpuKernels.lamb_moments(own, segments, own_sums, at::kCPU);
+  call.launch("lamb_moments", [=, own_segments = copied(segments)] {
+    kCpuKernels.lamb_moments(own, own_segments, own_sums, at::kCPU);
+  });
 }
 
 void lamb_apply(const kernels::LambArgs& args, std::span<const optim::Segment> segments, const double* sums,
@@ -141,32 +146,30 @@ void lamb_apply(const kernels::LambArgs& args, std::span<const optim::Segment> s
   Call call(segments);
   const kernels::LambArgs own = lamb(call, args, false);
   const double* const own_sums = call.touch(sums, 8 * sums_of(segments), false);
-  call.launch("lamb_apply");
-  kCpuKernels.lamb_apply(own, segments, own_sums, scale, at::kCPU);
+  call.launch("lamb_apply", [=, own_segments = copied(segments)] {
+    kCpuKernels.lamb_apply(own, own_segments, own_sums, scale, at::kCPU);
+  });
 }
 
 void add_squared_norm(const void* x, Element type, int64_t n, double* sum, at::Device) {
   Call call(n);
   const void* const own = call.touch(x, n * bytes_of(type), false);
   double* const own_sum = call.touch(sum, 8, true);
-  call.launch("squared_norm");
-  kCpuKernels.add_squared_norm(own, type, n, own_sum, at::kCPU);
+  call.launch("squared_norm", [=] { kCpuKernels.add_squared_norm(own, type, n, own_sum, at::kCPU); });
 }
 
 void decode_states(const StateArray& state, bool is_signed, int64_t n, float* to, at::Device) {
   Call call(n);
   const StateArray own = call.state(state, false);
   float* const own_to = call.touch(to, 4 * n, true);
-  call.launch("decode_states");
-  kCpuKernels.decode_states(own, is_signed, n, own_to, at::kCPU);
+  call.launch("decode_states", [=] { kCpuKernels.decode_states(own, is_signed, n, own_to, at::kCPU); });
 }
 
 void encode_states(const StateArray& state, bool is_signed, int64_t n, const float* from, at::Device) {
   Call call(n);
   const StateArray own = call.state(state, true);
   const float* const own_from = call.touch(from, 4 * n, false);
-  call.launch("encode_states");
-  kCpuKernels.encode_states(own, is_signed, n, own_from, at::kCPU);
+  call.launch("encode_states", [=] { kCpuKernels.encode_states(own, is_signed, n, own_from, at::kCPU); });
 }
 
 const optim::DeviceKernels kKernels = {

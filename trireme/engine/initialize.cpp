@@ -120,6 +120,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   build_stepper(parts, options, impl->optimizer_step, world.local_size());
 
   impl->graph = StepGraph::make(parts, options.cuda_graph, options.sync.has_value(), stream);
+  if (impl->graph) {
+    impl->optimizer_step.record_ends(device::make_graph_pool(device));
+  }
   impl->arrivals.emplace(parts.ranks.group);
   impl->clock.measure_on(parts.device());
   if (parts.settings.precision.scales_loss()) {

@@ -115,18 +115,19 @@ void OptimizerStep::run() {
       receive_loss();
     }
   }
-  const at::Tensor norm = squared_norm_here(); // undefined: the step needs none
+  const bool replays = has_end();
+  const at::Tensor norm = replays ? at::Tensor() : squared_norm_here(); // undefined: the step needs none
+  const bool has_norm = replays ? ends_[norm_wanted_]->on_device.has_norm : norm.defined();
   HostSums host = send_sums(norm);
-  const bool one_scale = !hosts_send || agree_on_host(host, norm.defined());
-  const bool launched = loss_.defined() && launch(host, norm, one_scale);
+  const bool one_scale = !hosts_send || agree_on_host(host, has_norm);
+  const bool launched = loss_.defined() && (replays ? launch_recorded(host) : launch(host, norm, one_scale));
   if (unsettled_) {
     return;
   }
   agreed_ = parts_.agreement.sync->agreement().agree(agreed_);
   const StepFactor<double> step =
-      step_factor(agreed_.loss, agreed_.squared_norm, norm.defined(), unscale(), parts_.settings.clipping);
-  StepOutcome::Values values{agreed_.loss, norm.defined() ? std::optional(step.norm) : std::nullopt, one_scale,
-                             agreed_.stop};
+      step_factor(agreed_.loss, agreed_.squared_norm, has_norm, unscale(), parts_.settings.clipping);
+  StepOutcome::Values values{agreed_.loss, has_norm ? std::optional(step.norm) : std::nullopt, one_scale, agreed_.stop};
   values.taken =
       values.taken && (begun_in_backward ? std::isfinite(agreed_.loss) : step.finite); // not by its norm then
   if (!values.taken) {
@@ -145,6 +146,7 @@ void OptimizerStep::run() {
     parts_.buffers.coordinator->release_all();
     if (!begun_in_backward) {
       begin(step.factor, host.left_out());
+      prepare();
     }
     step_buckets();
   }
@@ -229,24 +231,36 @@ bool OptimizerStep::launch(HostSums& host, const at::Tensor& norm, bool one_scal
   }
   if (launches) {
     parts_.buffers.coordinator->release_all();
-    on_device.factor = factor_on_device(on_device.sums, norm.defined());
+    on_device.factor = factor_on_device(on_device.sums, norm.defined(), unscale());
     begin(1, host.left_out(), on_device.factor);
+    prepare();
     step_buckets();
+    return leave_unsettled(host, on_device, std::move(reading));
   }
-  // Skipped steps in a row are reported and ended in order.
-  if (launches && parts_.agreement.sync->may_end_unknown() && !skipped_.in_row()) {
+  read_sums(host, reading);
+  return false;
+}
+
+// The kernels are launched. Skipped steps in a row are reported and ended in order. Returns true.
+bool OptimizerStep::leave_unsettled(HostSums& host, const StepOutcome::OnDevice& on_device,
+                                    device::ScalarsToHost reading) {
+  if (parts_.agreement.sync->may_end_unknown() && !skipped_.in_row()) {
     host.message.wait();
     end_step(true);
     outcome_ = unsettled_ = std::make_shared<StepOutcome>(settings(), on_device, std::move(reading));
-    return true;
+  } else {
+    read_sums(host, reading);
   }
+  return true;
+}
+
+void OptimizerStep::read_sums(const HostSums& host, device::ScalarsToHost& reading) {
   const std::vector<double>& sums = reading.wait();
   agreed_.loss = sums[StepOutcome::kLoss];
   agreed_.squared_norm = sums[StepOutcome::kSquaredNorm];
   if (!host.sums.defined()) {
     agreed_.stop = sums[StepOutcome::kStop] > 0;
   }
-  return launches;
 }
 
 // Sums over data ranks and model ranks, in the same order as the hosts do. Returns StepOutcome::OnDevice::sums. A rank
@@ -295,13 +309,15 @@ at::Tensor OptimizerStep::sums_on_device(const HostSums& host, const at::Tensor&
 }
 
 // NaN means that the step is skipped.
-at::Tensor OptimizerStep::factor_on_device(const at::Tensor& sums, bool has_norm) const {
+template <typename Scale>
+at::Tensor OptimizerStep::factor_on_device(const at::Tensor& sums, bool has_norm, const Scale& unscale) const {
   const auto step = step_factor<at::Tensor>(sums.slice(0, StepOutcome::kLoss, StepOutcome::kLoss + 1),
                                             sums.slice(0, StepOutcome::kSquaredNorm, StepOutcome::kSquaredNorm + 1),
-                                            has_norm, unscale(), parts_.settings.clipping);
+                                            has_norm, unscale, parts_.settings.clipping);
   return torch::where(step.finite, step.factor, torch::full_like(step.factor, std::numeric_limits<double>::quiet_NaN()))
       .to(torch::kFloat32);
 }
+template at::Tensor OptimizerStep::factor_on_device(const at::Tensor&, bool, const at::Tensor&) const;
 
 // The factor that turns the Reducer's result into the gradient of the step.
 double OptimizerStep::unscale() const {
@@ -323,8 +339,8 @@ void OptimizerStep::end_step(bool taken) {
   }
 }
 
-void OptimizerStep::begin(double grad_scale, const UnusedParameters::Flags& unused,
-                          const at::Tensor& device_grad_scale) {
+void OptimizerStep::begin(double grad_scale, const UnusedParameters::Flags& unused, const at::Tensor& device_grad_scale,
+                          const at::Tensor& device_scalars) {
   begun_ = true;
   lr_ = parts_.stepper.schedule->lr();
   if (parts_.stepper.optimizer->set_lr_factors(parts_.stepper.schedule->group_factors()) &&
@@ -334,11 +350,15 @@ void OptimizerStep::begin(double grad_scale, const UnusedParameters::Flags& unus
                      "servers do not follow",
                      "Change the lr of all groups by the same factor.");
   }
-  parts_.stepper.optimizer->begin_step(lr_, parts_.stepper.schedule->betas(), grad_scale, device_grad_scale);
+  parts_.stepper.optimizer->begin_step(lr_, parts_.stepper.schedule->betas(), grad_scale, device_grad_scale,
+                                       device_scalars);
   for (size_t b = 0; b < unused.size(); ++b) {
     parts_.stepper.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
   }
   parts_.agreement.sync->step_exchange().begin_step();
+}
+
+void OptimizerStep::prepare() {
   if (parts_.stepper.optimizer->needs_norms() &&
       parts_.agreement.sync->remote_states() == nullptr) { // servers have the states
     parts_.buffers.reducer->finish();
@@ -431,6 +451,7 @@ void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
     receive_loss();
     if (std::isfinite(agreed_.loss)) {
       begin(parts_.agreement.sync->scale());
+      prepare();
     }
   }
   if (begun_) {
@@ -465,7 +486,7 @@ StepOutcome::Settings OptimizerStep::settings() const {
 }
 
 void OptimizerStep::clear() {
-  begun_ = false;
+  begun_ = replays_end_ = false;
   stepped_.clear();
   loss_message_.wait();
   loss_message_ = comm::Work();

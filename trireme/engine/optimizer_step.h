@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/device/graph.h>
 #include <trireme/engine/parts.h>
 #include <trireme/engine/skipped_steps.h>
 #include <trireme/engine/step_clock.h>
@@ -9,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -50,6 +52,13 @@ class OptimizerStep {
   /// the kernels read from the factor whether to step. The host reads loss and norm while they run, or in the next
   /// step. Errors: InputError if ranks have different learning rates; those of settle().
   void run();
+  /// Records the end of a step, from the norm to the optimizer, as a graph with this memory, if its kernels read what
+  /// changes from step to step on the device. Otherwise it is launched kernel by kernel. For steps of one rank.
+  void record_ends(std::unique_ptr<device::GraphPool> pool);
+  /// A graph has left this step's gradients in their buffers, so run() may replay the end. Call it after send_loss().
+  void replay_end() { replays_end_ = true; }
+  /// Ends replayed so far.
+  int64_t replayed_ends() const { return replayed_ends_; }
   /// Drops the state of a step that ended, failed or was overwritten.
   void clear();
   /// A checkpoint was loaded.
@@ -57,6 +66,7 @@ class OptimizerStep {
     clear();
     unsettled_.reset();
     skipped_.start_over();
+    ends_ = {};
   }
 
   /// Whether the next step's gradients are watched for the source of an overflow.
@@ -80,6 +90,23 @@ class OptimizerStep {
     UnusedParameters::Flags left_out() const { return unused.everywhere(lacking); }
   };
 
+  // The end of a step as a graph. Between replays the host writes `loss` and `words`, and copies sums and factor.
+  struct RecordedEnd {
+    at::Tensor loss;       // sum of the micro-batches' losses, 0-dim, fp64
+    at::Tensor words_here; // pinned; int32
+    at::Tensor words;      // on the device: unscale() and rows of FlatOptimizer::step_scalars()
+    StepOutcome::OnDevice on_device;
+    std::unique_ptr<device::Graph> graph;
+
+    at::Tensor unscale() const;
+    at::Tensor rows() const;
+  };
+
+  bool has_end();
+  bool record_end();
+  void launch_end(RecordedEnd& end);
+  void fill(const RecordedEnd& end) const;
+  bool launch_recorded(HostSums& host);
   bool hosts_send() const;
   void send_to_ranks(double loss);
   void receive_loss();
@@ -91,9 +118,14 @@ class OptimizerStep {
   bool agree_on_model(bool one_scale);
   bool launch(HostSums& host, const at::Tensor& norm, bool one_scale);
   at::Tensor sums_on_device(const HostSums& host, const at::Tensor& norm);
-  at::Tensor factor_on_device(const at::Tensor& sums, bool has_norm) const;
+  void read_sums(const HostSums& host, device::ScalarsToHost& reading);
+  bool leave_unsettled(HostSums& host, const StepOutcome::OnDevice& on_device, device::ScalarsToHost reading);
+  template <typename Scale>
+  at::Tensor factor_on_device(const at::Tensor& sums, bool has_norm, const Scale& unscale) const;
   double unscale() const;
-  void begin(double grad_scale, const UnusedParameters::Flags& unused = {}, const at::Tensor& device_grad_scale = {});
+  void begin(double grad_scale, const UnusedParameters::Flags& unused = {}, const at::Tensor& device_grad_scale = {},
+             const at::Tensor& device_scalars = {});
+  void prepare();
   void step_in_backward(int64_t buffer, int64_t bucket);
   template <typename F>
   void for_each_bucket(const F& f) const;
@@ -123,8 +155,12 @@ class OptimizerStep {
   double lr_ = 0;
   double lr_before_ = 0; // of the last step that was taken before this one
   bool begun_ = false;
-  std::set<std::pair<int64_t, int64_t>> stepped_; // buffer and bucket
-  bool split_gradients_checked_ = false;          // in the first step
+  std::set<std::pair<int64_t, int64_t>> stepped_;  // buffer and bucket
+  bool split_gradients_checked_ = false;           // in the first step
+  std::unique_ptr<device::GraphPool> end_pool_;    // null: ends are not recorded
+  std::array<std::optional<RecordedEnd>, 2> ends_; // without and with norm_wanted_
+  bool replays_end_ = false;
+  int64_t replayed_ends_ = 0;
 };
 
 } // namespace trireme::engine

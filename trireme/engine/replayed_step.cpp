@@ -39,6 +39,7 @@ bool Engine::Impl::replay_step(const std::vector<data::Batch>& batches) {
   went_back_ = loss_sum.defined();
   if (went_back_) {
     optimizer_step.send_loss(loss_sum);
+    optimizer_step.replay_end();
     state.micro_steps += std::ssize(batches) - 1;
   }
   return went_back_;

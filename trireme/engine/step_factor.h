@@ -40,6 +40,9 @@ inline double constant_like(double, double value) {
 inline at::Tensor constant_like(const at::Tensor& like, double value) {
   return torch::full_like(like, value);
 }
+inline at::Tensor constant_like(const at::Tensor& /*like*/, const at::Tensor& value) {
+  return value;
+}
 /// min(1, limit / x).
 inline double ratio_up_to_one(double limit, double x) {
   return std::min(1.0, limit / x);
@@ -63,9 +66,9 @@ struct StepFactor {
   Number factor;                        // multiplies the Reducer's gradients: `unscale` times the clip factor
 };
 
-/// Clips norms above `clipping`; 0: no clipping. Without a norm only the loss decides.
-template <typename Number>
-StepFactor<Number> step_factor(const Number& loss, const Number& squared_norm, bool has_norm, double unscale,
+/// Clips norms above `clipping`; 0: no clipping. Without a norm only the loss decides. `unscale` may be a Number, too.
+template <typename Number, typename Scale>
+StepFactor<Number> step_factor(const Number& loss, const Number& squared_norm, bool has_norm, const Scale& unscale,
                                double clipping) {
   StepFactor<Number> step{is_finite(loss), squared_norm, constant_like(loss, unscale)};
   if (has_norm) {

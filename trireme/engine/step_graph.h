@@ -29,8 +29,7 @@ struct StepInputs {
 };
 
 /// Forward and backward of all micro-batches of a step, recorded as one graph for each combination of shapes, and
-/// replayed with one launch. The end of the step (norm, agreement, optimizer, schedule) is launched after it as
-/// without a graph, so that losses, skipped steps and checkpoints are the same.
+/// replayed with one launch. OptimizerStep ends the step after it, with a graph of its own where it can.
 ///
 /// Steps run on a stream of their own, because the default one cannot be recorded. The gradient accumulators of
 /// autograd keep the stream that they were made on, so initialize() makes them on it. The first steps, and the first
