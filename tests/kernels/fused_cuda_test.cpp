@@ -406,6 +406,33 @@ TEST_P(FusedCudaTest, SumsAndAdditions) {
   sum.expect_same("sum", 1e-5);
 }
 
+// The CPU's bits. What is f16 has the bits of bf16, which are other numbers.
+TEST_P(FusedCudaTest, Dropout) {
+  Mirror x = elements(1), residual = elements(2), y = empty();
+  const int64_t seed = 0x123456789abcdef;
+  void* seed_there = nullptr;
+  ASSERT_EQ(cudaMalloc(&seed_there, sizeof(seed)), cudaSuccess);
+  ASSERT_EQ(cudaMemcpy(seed_there, &seed, sizeof(seed), cudaMemcpyHostToDevice), cudaSuccess);
+  for (const bool adds : {false, true}) {
+    for (const double p : {0.3, 1.0}) {
+      const auto args = [&](bool device) {
+        DropoutArgs a;
+        a.x = x.at(device);
+        a.residual = adds ? residual.at(device) : nullptr;
+        a.y = y.at(device);
+        a.seed = device ? static_cast<const int64_t*>(seed_there) : &seed;
+        a.element = shape.parameters == Element::bf16 ? Element::f16 : shape.element;
+        a.set_probability(p);
+        return a;
+      };
+      dropout_kernel(active_simd())(args(false), 0, count());
+      cuda::dropout(args(true), count(), nullptr);
+      y.expect_same("y", 0);
+    }
+  }
+  cudaFree(seed_there);
+}
+
 TEST_P(FusedCudaTest, Rotary) {
   // [samples, tokens, heads, head size] read as [samples, heads, tokens, head size]
   const int64_t samples = 2, tokens = 5, heads = 3, size = shape.columns > 1000 ? 128 : shape.columns % 8 == 0 ? 16 : 6;

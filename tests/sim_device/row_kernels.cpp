@@ -197,6 +197,16 @@ void gated_silu_backward(const kernels::GatedSiluArgs& args, int64_t count, at::
   call.launch("gated_silu_backward", [=] { kCpuRowKernels.gated_silu_backward(own, count, at::kCPU); });
 }
 
+void dropout(const kernels::DropoutArgs& args, int64_t count, at::Device) {
+  RowCall call(1, count, args.element);
+  kernels::DropoutArgs own = args;
+  call.elements(own.x, false);
+  call.elements(own.residual, false);
+  call.elements(own.y, true);
+  call.bytes(own.seed, 8, false);
+  call.launch("dropout", [=] { kCpuRowKernels.dropout(own, count, at::kCPU); });
+}
+
 const fused::RowKernels kRowKernelsThere = {gelu,
                                             gelu_backward,
                                             layer_norm,
@@ -209,7 +219,8 @@ const fused::RowKernels kRowKernelsThere = {gelu,
                                             cross_entropy_backward,
                                             rotary,
                                             gated_silu,
-                                            gated_silu_backward};
+                                            gated_silu_backward,
+                                            dropout};
 
 } // namespace
 

@@ -1,6 +1,7 @@
 // The passes of fused/ on a device that has row kernels give the CPU's bits, in as few launches as they promise.
 #include "child.h"
 
+#include <trireme/fused/dropout.h>
 #include <trireme/fused/fused.h>
 
 #include <ATen/ATen.h>
@@ -18,6 +19,16 @@ struct Case {
   Pass pass;
   int64_t forward_launches; // of fp32; 0: not counted
   bool exact = true;        // else sums over rows are in another order
+};
+
+/// During its lifetime the default generator draws the same on each device. What the CPU's draws after it, too.
+class SameNoise {
+ public:
+  explicit SameNoise(at::Device device) {
+    at::Generator(at::globalContext().defaultGenerator(device)).set_current_seed(9);
+  }
+  ~SameNoise() { torch::manual_seed(4); }
+  SameNoise(const SameNoise&) = delete;
 };
 
 std::vector<Case> cases() {
@@ -54,6 +65,20 @@ std::vector<Case> cases() {
        [&](const auto& in) { return pair(fused::rotate(in[0], in[1], in[2].detach(), in[3].detach())); },
        2},
       {"gated_silu", {x, x}, [](const auto& in) { return std::vector<Tensor>{fused::gated_silu(in[0], in[1])}; }, 1},
+      {"dropout",
+       {x},
+       [](const auto& in) {
+         const SameNoise same(in[0].device());
+         return std::vector<Tensor>{fused::dropout(in[0], 0.3)};
+       },
+       2}, // the seed's is one
+      {"add_dropout",
+       {x, x},
+       [](const auto& in) {
+         const SameNoise same(in[0].device());
+         return std::vector<Tensor>{fused::add_dropout(in[0], in[1], 0.3)};
+       },
+       2},
       {"cross_entropy",
        {{6, 50}},
        [](const auto& in) {

@@ -161,6 +161,13 @@ void rotary(const kernels::RotaryArgs& args, int64_t rows, at::Device /*device*/
                 [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().rotary(args, begin, end); });
 }
 
+void dropout(const kernels::DropoutArgs& args, int64_t count, at::Device /*device*/) {
+  constexpr int64_t kBlock = 64; // whose random words are drawn at once
+  static const kernels::DropoutKernel kernel = kernels::dropout_kernel(kernels::active_simd());
+  at::parallel_for(0, (count + kBlock - 1) / kBlock, 8192 / kBlock,
+                   [&](int64_t begin, int64_t end) { kernel(args, begin * kBlock, std::min(count, end * kBlock)); });
+}
+
 } // namespace
 
 const RowKernels kCpuRowKernels = {gelu,
@@ -175,6 +182,7 @@ const RowKernels kCpuRowKernels = {gelu,
                                    cross_entropy_backward,
                                    rotary,
                                    each_element<&FusedKernelSet::gated_silu>,
-                                   each_element<&FusedKernelSet::gated_silu_backward>};
+                                   each_element<&FusedKernelSet::gated_silu_backward>,
+                                   dropout};
 
 } // namespace trireme::fused

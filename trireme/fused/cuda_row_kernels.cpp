@@ -40,6 +40,7 @@ const RowKernels kCudaRowKernels = {
     run<&kernels::cuda::rotary, kernels::RotaryArgs>,
     run<&kernels::cuda::gated_silu, kernels::GatedSiluArgs>,
     run<&kernels::cuda::gated_silu_backward, kernels::GatedSiluArgs>,
+    run<&kernels::cuda::dropout, kernels::DropoutArgs>,
 };
 
 } // namespace trireme::fused

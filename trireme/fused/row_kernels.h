@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/kernels/dropout.h>
 #include <trireme/kernels/fused_kernels.h>
 
 #include <ATen/core/Tensor.h>
@@ -29,6 +30,8 @@ struct RowKernels {
   // Elements [0, count).
   void (*gated_silu)(const kernels::GatedSiluArgs& args, int64_t count, at::Device device);
   void (*gated_silu_backward)(const kernels::GatedSiluArgs& args, int64_t count, at::Device device);
+  /// f16 too.
+  void (*dropout)(const kernels::DropoutArgs& args, int64_t count, at::Device device);
 };
 
 /// The kernels for the device of `tensor`; nullptr: ATen's operators do it there.

@@ -32,7 +32,9 @@ inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
 }
 
 inline kernels::Element element_of(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 ? kernels::Element::bf16 : kernels::Element::f32;
+  return tensor.scalar_type() == at::kBFloat16 ? kernels::Element::bf16
+         : tensor.scalar_type() == at::kHalf   ? kernels::Element::f16
+                                               : kernels::Element::f32;
 }
 
 inline kernels::HeadStrides strides_of(const at::Tensor& x_BATD) {

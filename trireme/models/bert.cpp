@@ -94,7 +94,7 @@ BertOutputImpl::BertOutputImpl(int64_t in, const BertOptions& options, const Mod
       ranks_(ranks) {}
 
 at::Tensor BertOutputImpl::forward(const at::Tensor& x, const at::Tensor& residual) {
-  return LayerNorm->forward(residual + drop(dense->forward(x), dropout_, is_training(), ranks_));
+  return LayerNorm->forward(add_dropped(dense->forward(x), residual, dropout_, is_training(), ranks_));
 }
 
 BertBlockImpl::BertBlockImpl(const BertOptions& options, const ModelRanks& ranks, int64_t layer) {

@@ -106,8 +106,8 @@ at::Tensor GptMlpImpl::activate(const at::Tensor& x_BTH) {
   return fused::bias_gelu(y, bias, fused::Gelu::tanh);
 }
 
-at::Tensor GptMlpImpl::forward(const at::Tensor& x_BTH) {
-  return drop(c_proj->forward(activate(x_BTH)), dropout, is_training(), ranks);
+at::Tensor GptMlpImpl::forward(const at::Tensor& x_BTH, const at::Tensor& residual_BTH) {
+  return add_dropped(c_proj->forward(activate(x_BTH)), residual_BTH, dropout, is_training(), ranks);
 }
 
 GptBlockImpl::GptBlockImpl(const GptOptions& options, const ModelRanks& ranks, int64_t layer)
@@ -124,7 +124,7 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH, const at::Tensor& posi
   if (dropout > 0 && is_training()) { // between a projection's bias and the addition
     const auto [x, y] = fused::add_layer_norm(attn->forward(normal, positions_BT), x_BTH, {}, ln_2->weight, ln_2->bias,
                                               ln_2->options.eps());
-    return x + mlp->forward(y);
+    return mlp->forward(y, x);
   }
   return finish(attn->mix(normal, positions_BT), x_BTH);
 }

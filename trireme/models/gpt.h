@@ -56,11 +56,11 @@ class GptAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptAttention);
 
-/// H -> 4H -> H with the tanh form of GELU.
+/// H -> 4H -> H with the tanh form of GELU, and the sum with the residual.
 class GptMlpImpl : public torch::nn::Module {
  public:
   GptMlpImpl(const GptOptions& options, const ModelRanks& ranks);
-  at::Tensor forward(const at::Tensor& x_BTH);
+  at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& residual_BTH);
   /// The input of c_proj: [B, T, this rank's part of 4H].
   at::Tensor activate(const at::Tensor& x_BTH);
 

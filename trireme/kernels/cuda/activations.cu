@@ -1,4 +1,5 @@
 #include <trireme/kernels/cuda/fused_cuda_kernels.h>
+#include <trireme/kernels/philox.h>
 #include <trireme/kernels/cuda/row_blocks.cuh>
 
 namespace trireme::kernels::cuda {
@@ -168,6 +169,38 @@ __global__ void gated_silu_backward_kernel(const GatedSiluArgs args, int64_t n) 
       [&](int64_t at) { gated_silu_backward_at<T, 1>(args, at); });
 }
 
+/// The element's word of the four.
+__device__ inline uint32_t word_of(const Words& words, int64_t at) {
+  return at % 4 == 0 ? words.a : at % 4 == 1 ? words.b : at % 4 == 2 ? words.c : words.d;
+}
+
+/// A pack of 4 elements or more begins at a multiple of 4.
+template <class T, int kWidth>
+__device__ inline void dropout_at(const DropoutArgs& args, uint64_t seed, int64_t at) {
+  Pack<kWidth> x = Pack<kWidth>::load(static_cast<const T*>(args.x) + at), residual = x;
+  if (args.residual != nullptr) {
+    residual = Pack<kWidth>::load(static_cast<const T*>(args.residual) + at);
+  }
+  Words words = {};
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    if (i % 4 == 0) {
+      words = random_words(static_cast<uint64_t>(at + i) / 4, seed);
+    }
+    const float factor = word_of(words, kWidth == 1 ? at : i) < args.threshold ? 0.0F : args.scale;
+    x.x[i] = args.residual != nullptr ? fmaf(x.x[i], factor, residual.x[i]) : x.x[i] * factor;
+  }
+  x.store(static_cast<T*>(args.y) + at);
+}
+
+template <class T, int kWidth>
+__global__ void dropout_kernel(const DropoutArgs args, int64_t n) {
+  const auto seed = static_cast<uint64_t>(*args.seed);
+  each_element<kWidth>(
+      n, [&](int64_t at) { dropout_at<T, kWidth>(args, seed, at); },
+      [&](int64_t at) { dropout_at<T, 1>(args, seed, at); });
+}
+
 template <class T, int kWidth>
 __global__ void rotary_kernel(const RotaryArgs args, int64_t rows) {
   const int64_t half = args.head_size / 2, packs = half / kWidth, count = rows * args.heads * packs;
@@ -310,6 +343,25 @@ void gated_silu_backward(const GatedSiluArgs& args, int64_t elements, void* stre
     (args, elements);
   });
   check_launch("gated_silu_backward");
+}
+
+void dropout(const DropoutArgs& args, int64_t elements, void* stream) {
+  if (elements <= 0) {
+    return;
+  }
+  const auto start = [&](auto type, auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    TRIREME_LAUNCH((dropout_kernel<decltype(type), kWidth>), element_blocks((elements + kWidth - 1) / kWidth),
+                   kElementThreads, static_cast<cudaStream_t>(stream))
+    (args, elements);
+  };
+  const bool wide = aligned(args.x, args.residual, args.y);
+  if (args.element == Element::f16) {
+    wide ? start(__half(), Width<kWide<__half>>()) : start(__half(), Width<1>());
+  } else {
+    with_packs(args.element, wide, start);
+  }
+  check_launch("dropout");
 }
 
 void rotary(const RotaryArgs& args, int64_t rows, void* stream) {

@@ -1,14 +1,15 @@
 #pragma once
 
+#include <trireme/kernels/dropout.h>
 #include <trireme/kernels/fused_kernels.h>
 
 #include <cstdint>
 
 /// The row loops of fused_kernels.h for CUDA, over raw GPU pointers: the same arguments, `rows` (elements for
-/// gated_silu) from the first on. `parameters` may be bf16 where `element` is. Sums over rows are written, not added (0
-/// rows write nothing). Arithmetic is fp32; results differ from the CPU's only by the order of sums and the
-/// last digits of exp(), and are the same in every run. Memory is read once, 16 bytes at a time where arrays begin at
-/// multiples of 16 bytes and so do rows. All return after the launch; the stream reports later errors.
+/// gated_silu and dropout) from the first on. `parameters` may be bf16 where `element` is. Sums over rows are written,
+/// not added (0 rows write nothing). Arithmetic is fp32; results differ from the CPU's only by the order of sums and
+/// the last digits of exp(), and are the same in every run. Memory is read once, 16 bytes at a time where arrays begin
+/// at multiples of 16 bytes and so do rows. All return after the launch; the stream reports later errors.
 ///
 /// `stream` is a cudaStream_t. `partials`: column_partials() floats of GPU memory for sums over rows, for one stream at
 /// a time; may be nullptr where no such sum is wanted. Errors: Error with CUDA's message when the launch fails.
@@ -24,6 +25,8 @@ void gated_silu_backward(const GatedSiluArgs& args, int64_t elements, void* stre
 void add_bias(const AddBiasArgs& args, int64_t rows, void* stream);
 void column_sum(const ColumnSumArgs& args, int64_t rows, float* partials, void* stream); ///< 1 sum
 void rotary(const RotaryArgs& args, int64_t rows, void* stream);
+/// The CPU's bits. f16 too.
+void dropout(const DropoutArgs& args, int64_t elements, void* stream);
 
 void layer_norm(const LayerNormArgs& args, int64_t rows, void* stream);
 void layer_norm_backward(const LayerNormArgs& args, int64_t rows, float* partials, void* stream); ///< 3 sums

@@ -3,6 +3,7 @@
 #include <trireme/kernels/element.h>
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -18,11 +19,17 @@ __device__ inline float to_float(float x) {
 __device__ inline float to_float(__nv_bfloat16 x) {
   return __bfloat162float(x);
 }
+__device__ inline float to_float(__half x) {
+  return __half2float(x);
+}
 __device__ inline void round_to(float x, float& to) {
   to = x;
 }
 __device__ inline void round_to(float x, __nv_bfloat16& to) {
   to = __float2bfloat16_rn(x);
+}
+__device__ inline void round_to(float x, __half& to) {
+  to = __float2half_rn(x);
 }
 
 /// kWidth elements. Those of 16 bytes and more must begin at a multiple of 16 bytes.

@@ -1,6 +1,7 @@
 #include <trireme/parallel/tensor/adapter.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fused/dropout.h>
 #include <trireme/parallel/tensor/linear.h>
 #include <trireme/parallel/tensor/own_random.h>
 
@@ -57,7 +58,7 @@ at::Tensor Adapter::reduce(const at::Tensor& x, const Ranks& ranks, bool own_noi
     return whole_linear(x, lora_A->weight);
   }
   const OwnRandom own(ranks.group.rank(), own_noise ? ranks.group.size() : 1, x.device());
-  return whole_linear(at::dropout(x, options_.dropout, true), lora_A->weight);
+  return whole_linear(fused::dropout(x, options_.dropout), lora_A->weight);
 }
 
 at::Tensor Adapter::expand(const at::Tensor& y, const at::Tensor& reduced) const {

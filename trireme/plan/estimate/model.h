@@ -122,7 +122,7 @@ struct Conditions {
 /// A block of a GPT with B samples of T tokens, H hidden and A heads keeps 16 BTH elements for backward. These are the
 /// input, both LayerNorms' outputs, queries, keys and values (3), attention's output, the sum after it, GELU's input
 /// and output (4 each). It also keeps 4 BAT bytes for the softmax and 16 BT for the LayerNorms. With dropout attention
-/// keeps three [B, A, T, T], and each dropout its noise. A Llama keeps keys and values of its own widths, 3 times the
+/// keeps three [B, A, T, T]; other dropouts keep no mask. A Llama keeps keys and values of its own widths, 3 times the
 /// MLP's width (gate, up and their product), and 8 BT bytes for the RMSNorms.
 ///
 /// Tensor axis (Shoeybi et al. 2019, arXiv:1909.08053): c_attn and c_fc are split by columns, both c_proj by rows,

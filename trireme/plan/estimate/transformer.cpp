@@ -102,8 +102,7 @@ int64_t working_of_shared_attention(const models::TransformerShape& shape, const
                           kFloat * (s.queries + 2 * (1 + behind) * s.keys);
     bytes = std::max(first, later);
   }
-  const int64_t noise = shape.dropout > 0 ? 2 * s.product * s.hidden / s.between : 0;
-  return bytes - (shape.is_gated() ? 3 : 2) * s.product * s.mlp - s.product * s.hidden / s.gathered - noise;
+  return bytes - (shape.is_gated() ? 3 : 2) * s.product * s.mlp - s.product * s.hidden / s.gathered;
 }
 
 void token_embedding(Layer& layer, const models::TransformerShape& shape, const Conditions& conditions,
@@ -117,14 +116,12 @@ void token_embedding(Layer& layer, const models::TransformerShape& shape, const 
 
 void bert_embeddings(Layer& layer, const models::TransformerShape& shape, const Sizes& s) {
   layer.type = "BertEmbeddings";
-  const int64_t drops = shape.dropout > 0 ? 1 : 0;
-  layer.kept = ((1 + drops) * s.element * s.hidden + 2 * kFloat * s.rows) / s.between; // the sum, and dropout's noise
+  layer.kept = (s.element * s.hidden + 2 * kFloat * s.rows) / s.between; // the sum
   layer.working = s.element * (2 * s.hidden / s.between + layer.parameters.front().numel);
 }
 
 void positions(Layer& layer, const models::TransformerShape& shape, const Sizes& s) {
   layer.type = "GptPositions";
-  layer.kept = shape.dropout > 0 ? s.element * s.hidden / s.between : 0;
   layer.working = s.element * (2 * s.hidden / s.between + shape.sequence_length * shape.hidden);
 }
 
@@ -146,7 +143,6 @@ void block(Layer& layer, const models::TransformerShape& shape, const Conditions
                (gated ? 2 : 4) * kFloat * s.rows / s.between;
   const bool shared = s.context > 1; // then attention keeps no scores
   const bool drops = shape.dropout > 0;
-  layer.kept += drops ? 2 * s.product * s.hidden / s.between : 0;
   layer.kept += drops && !shared ? 3 * s.product * s.scores : kFloat * s.rows * shape.heads / s.tensor;
   if (shared &&
       (drops || conditions.context_kind == context::Kind::ulysses)) { // attention's output in the other order too
@@ -160,9 +156,9 @@ void block(Layer& layer, const models::TransformerShape& shape, const Conditions
   if (conditions.autocast) { // weights in the type of products
     layer.kept += s.product * weights;
   }
-  for (const Parameter& parameter : layer.parameters) { // the input of an adapter after dropout, and its noise
+  for (const Parameter& parameter : layer.parameters) { // the input of an adapter after dropout
     if (shape.lora.dropout > 0 && parameter.name.ends_with("lora_A.weight")) {
-      layer.kept += 2 * s.product * s.rows * parameter.columns / (parameter.whole ? s.between : 1);
+      layer.kept += s.product * s.rows * parameter.columns / (parameter.whole ? s.between : 1);
     }
   }
   // Gradients of GELU's output and input (or of the product, gate and up) and of the residual stream, when GELU's
@@ -182,7 +178,7 @@ void block(Layer& layer, const models::TransformerShape& shape, const Conditions
     layer.working = std::max(layer.working, s.product * s.scores);
   }
   // Output gradients of the block, of the sum and of both norms. If types differ also those of the projections; with
-  // dropout that of the last one, after its noise.
+  // dropout that of the last one, after its mask.
   layer.put_off = (drops ? 5 : 4) * s.element * s.hidden / s.between +
                   (conditions.autocast ? 2 * s.product * s.hidden / s.between : 0) + s.product * s.inside;
 }
