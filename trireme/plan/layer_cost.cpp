@@ -11,7 +11,7 @@ namespace {
 
 // Reads and writes of a tensor of the residual stream's size in forward; backward has twice as many.
 constexpr double kPassesOutside = 9;   // both norms and additions
-constexpr double kPassesOfDropout = 2; // of one; the other is in the pass of an addition
+constexpr double kPassesOfDropout = 5; // two of them
 // With context ranks: queries, keys and values separated after the bias (6), packed for sending (4), results merged
 // (3). Backward: gradients merged (6) and summed for the bias (3), keys and values packed again (4), received gradients
 // added (8), those of queries and results (3). An all-to-all has as many.
