@@ -154,5 +154,21 @@ TEST(LinearCrossEntropyTest, GradientsThatNobodyWantsAndASecondBackward) {
   EXPECT_THROW(linear_cross_entropy(x, head.weight.slice(1, 1), classes, true, {4, 0}), InputError);
 }
 
+// A pipeline asks for the gradient of the input first, and later for the weight's.
+TEST(LinearCrossEntropyTest, HalvesOfASplitBackward) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Head head = make_head(37, 16, 101, type);
+    const LogitCut cut = {8, 27};
+    const LossAndGradients expected = in_chunks(head, true, cut);
+    const at::Tensor x = head.x.clone().set_requires_grad(true), weight = head.weight.clone().set_requires_grad(true);
+    const at::Tensor loss = linear_cross_entropy(x, weight, columns_of_all(head.target), true, cut) * 3;
+    const auto half = [&](const at::Tensor& of) { return torch::autograd::grad({loss}, {of}, {}, true)[0]; };
+    EXPECT_TRUE(half(x).equal(expected.x));
+    EXPECT_TRUE(half(weight).equal(expected.weight));
+    EXPECT_THROW(half(x), Error);
+    EXPECT_THROW(half(weight), Error);
+  }
+}
+
 } // namespace
 } // namespace trireme::fused

@@ -6,6 +6,7 @@
 #include <tests/support/run_ranks.h>
 
 #include <trireme/engine/step_outcome.h>
+#include <trireme/models/llama.h>
 
 #include <ATen/Parallel.h>
 
@@ -44,6 +45,7 @@ struct GraphCase {
   bool loads = false;         // a checkpoint into the same engine
   bool norm_in_turns = false; // wanted in some steps
   bool warm_up = false;       // the learning rate rises, then falls
+  bool llama = false;         // whose rotary positions depend on the length of a sequence
 };
 
 constexpr int kSteps = 12;
@@ -107,6 +109,25 @@ InitializeOptions graph_options(const GraphCase& one, CudaGraph graph) {
   };
   options.shuffle = false;
   options.training_data = std::make_shared<Spoiled>(one);
+  if (one.llama) {
+    models::LlamaOptions shape;
+    shape.layers = 2;
+    shape.hidden = 16;
+    shape.heads = 2;
+    shape.intermediate = 32;
+    shape.sequence_length = 8;
+    shape.vocab_size = small_gpt().vocab_size;
+    shape.rope_scaling.kind = models::RopeScaling::Kind::dynamic;
+    shape.rope_scaling.factor = 2;
+    shape.max_positions = 4;
+    models::Llama model(shape);
+    options.model = model.ptr();
+    const at::Tensor norm = model->parameters().back();
+    options.loss = [model, norm](const data::Batch& batch) mutable {
+      return with_extra_gradient(model->loss(batch.input(), batch.target()), norm, batch.inputs[1]);
+    };
+    return options;
+  }
   models::Gpt model(small_gpt(one.dropout));
   options.model = model.ptr();
   const at::Tensor bias = model->named_parameters()["transformer.ln_f.bias"];
@@ -216,6 +237,7 @@ std::vector<GraphCase> graph_cases() {
       {.name = "fp16_overflows", .zero_stage = 2, .type = Type::fp16, .accumulation = 2, .overflows = {5, 6, 9}},
       {.name = "fp16_watched", .type = Type::fp16, .overflows = {4, 5, 6, 7}},
       {.name = "two_lengths", .type = Type::bf16, .accumulation = 2, .two_lengths = true},
+      {.name = "llama", .two_lengths = true, .evaluates = true, .llama = true},
       {.name = "evaluates", .dropout = 0.2, .evaluates = true},
       {.name = "resumes", .zero_stage = 1, .type = Type::fp16, .dropout = 0.2, .overflows = {7}, .resumes = true},
   };

@@ -46,9 +46,10 @@ struct InitializeOptions {
   /// the CPU. A device without an index (torch::kCUDA) is the thread's current one, as in PyTorch: call
   /// c10::cuda::set_device() first, or give an index.
   std::optional<at::Device> device;
-  /// Records forward and backward of train_batch() as a CUDA graph, and replays it with one launch (step_graph.h). Off
-  /// by default: host code of `model` and `loss` runs only while a step is recorded, so a loss that depends on anything
-  /// but tensors (a counter, a log line) needs it off. forward(), backward() and step() are launched one by one.
+  /// Records the steps of train_batch() as CUDA graphs, and replays them: one launch for forward and backward, one for
+  /// the end (step_graph.h). Off by default: host code of `model` and `loss` runs only while a step is recorded. A loss
+  /// that depends on anything but tensors (a counter, a log line) needs it off. Kernels of forward(), backward() and
+  /// step() are launched one by one.
   config::CudaGraph cuda_graph = config::CudaGraph::off;
   /// If given, initialize() builds the distributed loader, and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;

@@ -58,7 +58,6 @@ class OptimizerStep {
   /// A graph has left this step's gradients in their buffers, so run() may replay the end. Call it after send_loss().
   void replay_end() { replays_end_ = true; }
   /// Ends replayed so far.
-  int64_t replayed_ends() const { return replayed_ends_; }
   /// Drops the state of a step that ended, failed or was overwritten.
   void clear();
   /// A checkpoint was loaded.
@@ -160,7 +159,6 @@ class OptimizerStep {
   std::unique_ptr<device::GraphPool> end_pool_;    // null: ends are not recorded
   std::array<std::optional<RecordedEnd>, 2> ends_; // without and with norm_wanted_
   bool replays_end_ = false;
-  int64_t replayed_ends_ = 0;
 };
 
 } // namespace trireme::engine

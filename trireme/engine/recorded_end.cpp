@@ -122,7 +122,6 @@ bool OptimizerStep::launch_recorded(HostSums& host) {
   fill(end);
   loss_ = at::Tensor();
   end.graph->replay();
-  ++replayed_ends_;
   const StepOutcome::OnDevice copies{end.on_device.sums.clone(), end.on_device.factor.clone(), end.on_device.has_norm,
                                      unscale()};
   return leave_unsettled(host, copies, device::ScalarsToHost(copies.sums.unbind()));

@@ -90,8 +90,8 @@ std::unique_ptr<StepGraph> StepGraph::make(const Parts& parts, config::CudaGraph
                      "Set it to \"auto\" or false, or change the other setting.");
   }
   if (pool && parts.ranks.everyone.rank() == 0) {
-    log::info(why.empty() ? concat("forward and backward of a step are replayed as a CUDA graph from step ",
-                                   kFirstSteps + 1, " on (training.cuda_graph=false: launch by launch)")
+    log::info(why.empty() ? concat("steps are replayed as CUDA graphs from step ", kFirstSteps + 1,
+                                   " on (training.cuda_graph=false: launch by launch)")
                           : concat("no CUDA graph: ", why));
   }
   return why.empty() ? std::make_unique<StepGraph>(parts, required, std::move(pool), stream) : nullptr;
