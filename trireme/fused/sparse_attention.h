@@ -8,9 +8,9 @@
 
 namespace trireme::fused {
 
-/// softmax(Q K^T / sqrt(D)) V over the pairs of blocks in `layout`, within causal ones up to each query's own key: q
-/// [B, A, T, D], k and v [B, K, T, D], where K divides A; [B, A, T, D] of q's type, in memory [B, T, A, D]. The layout
-/// is for T tokens, and has one pattern or A.
+/// softmax(Q K^T / sqrt(D)) V over the pairs of blocks in `layout`, and in a causal one up to each query's own key.
+/// q [B, A, T, D], k and v [B, K, T, D], where K divides A, all of one type. Returns [B, A, T, D], in memory [B, T, A,
+/// D]. The layout is for T tokens, and has one pattern or A.
 ///
 /// Kept for backward: q, k, v, the result and one float per query and head. Cost: of attention to all keys the layout's
 /// density, and no matrix of scores. Arithmetic is fp32. Where the CPU's kernels do not support the tensors (other

@@ -27,8 +27,10 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
 bool takes_chunks(const at::Tensor& x, const at::Tensor& weight, int64_t rows, int64_t classes, const Ranks& ranks);
 
 /// The loss of the last layer's logits, column_linear(x, weight), which never exist at once: they are computed in
-/// chunks of `most_bytes`, and forward computes the gradients too (fused::linear_cross_entropy()). x [B, T, H] (or [B,
-/// T/N, H] if the sequence is split), weight [part of classes, H], class numbers of all B T tokens in the order of x.
+/// chunks of `most_bytes`, and forward computes the gradients too (fused::linear_cross_entropy()).
+///
+/// x is [B, T, H], or [B, T/N, H] if the sequence is split; weight [part of classes, H]. The class numbers are those of
+/// all B T tokens in the order of x.
 ///
 /// Every rank cuts the same chunks. Cost beside the products: enter()'s, and one all-gather per chunk. Errors: as
 /// cross_entropy().
