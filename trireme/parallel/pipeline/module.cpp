@@ -176,7 +176,8 @@ Tensors PipelineModule::forward_chunk(int chunk, const Tensors& inputs, int64_t 
 
 at::Tensor PipelineModule::forward_to_loss(int chunk, const Tensors& inputs, int64_t micro_batch,
                                            const Tensors& targets) {
-  if (!loss_.with_last_layer()) {
+  // What such a loss keeps changes in backward, so it cannot be moved meanwhile.
+  if (!loss_.with_last_layer() || activations::active()) {
     return loss(forward_chunk(chunk, inputs, micro_batch), targets);
   }
   const auto with_loss = std::make_shared<WithLoss>(WithLoss{targets});
