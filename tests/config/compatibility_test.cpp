@@ -149,6 +149,7 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"data of type images", {{R"({"data": {"type": "images", "train": "images", "train_labels": "labels"}})"}}},
     {"data of type labelled_text",
      {{R"({"data": {"type": "labelled_text", "train": "train.jsonl", "train_labels": null}})"}}},
+    {"CUDA graphs of steps", {{R"({"training": {"cuda_graph": true}})"}}},
     {"packed documents", {{R"({"data": {"type": "tokens", "tokenizer": "bytes", "pack": true}})"}}},
     {"loss_on \"response\"",
      {{R"({"data": {"type": "jsonl", "train": "train.jsonl", "train_labels": null, "loss_on": "response"}})"}}},
