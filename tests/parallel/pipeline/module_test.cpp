@@ -209,7 +209,8 @@ TEST(PipelineModuleTest, ALossMayReplaceTheLastLayer) {
     for (const int64_t interval : {0, 1, 2, 3}) {
       in_one = 0;
       const Tensors found = step(Loss(of_outputs, with_last_layer), interval);
-      EXPECT_EQ(in_one, interval == 0 ? 1 : 2);
+      const bool again = interval == 3 || (interval > 0 && ends_in_linear); // a Flatten alone keeps nothing
+      EXPECT_EQ(in_one, again ? 2 : 1);
       ASSERT_EQ(found.size(), expected.size());
       for (size_t i = 0; i < found.size(); ++i) {
         EXPECT_TRUE(found[i].equal(expected[i])) << "interval " << interval << ", tensor " << i;
