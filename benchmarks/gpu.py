@@ -44,7 +44,7 @@ WAYS = {  # the type of parameters, and what else a run file says
     "fp8": ("bf16", ["engine.fp8.enabled=true"]),
     "offload": ("bf16", ["engine.zero_optimization.stage=1", "engine.zero_optimization.offload_optimizer.device=cpu"]),
 }
-ENGINES = ("trireme", "no_graph", "eager", "compile")  # no_graph: trireme with training.cuda_graph=false
+ENGINES = ("trireme", "graph", "eager", "compile")  # graph: trireme with training.cuda_graph=true
 
 
 def shape_of(size, smollm2=None):
@@ -176,7 +176,7 @@ def trireme(spec, options, folder, timeout):
         run = json.loads((folder / "run.json").read_text())
         run["model"] = {"from": spec["folder"], "sequence_length": spec["length"]}
         (folder / "run.json").write_text(json.dumps(run))
-    settings = [f"training.device={spec['device']}", "training.checkpoint_every=0", "engine.gradient_clipping=1.0", *WAYS[spec["way"]][1], *(["training.cuda_graph=false"] if spec["engine"] == "no_graph" else []), *options.set]
+    settings = [f"training.device={spec['device']}", "training.checkpoint_every=0", "engine.gradient_clipping=1.0", *WAYS[spec["way"]][1], *(["training.cuda_graph=true"] if spec["engine"] == "graph" else []), *options.set]
     output_of([options.bin / "trireme", "train", folder / "run.json", "-n", str(spec["ranks"]), "--out", folder / "out", *(word for setting in settings for word in ("--set", setting))], timeout)
     rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     # step_ms is from the end of a step to that of the next: their sum is the time by the clock
@@ -189,7 +189,7 @@ def measure(engine, spec, options, peaks=None, timeout=TIMEOUT_S):
         folder = Path(name)
         spec = dict(spec, engine=engine, tokens=str(folder / "tokens.bin"))
         write_tokens(Path(spec["tokens"]), spec)
-        if engine in ("trireme", "no_graph"):
+        if engine in ("trireme", "graph"):
             seen = trireme(spec, options, folder, timeout)
         else:
             seen = objects(output_of([options.python, __file__, "--peer", json.dumps(spec)], timeout))[-1]
@@ -266,7 +266,7 @@ def main():
     for size in options.sizes:
         for way in options.ways:
             for batch in options.batches:
-                engines = [engine for engine in options.engines if way != "offload" or engine in ("trireme", "no_graph")]
+                engines = [engine for engine in options.engines if way != "offload" or engine == "trireme"]
                 results = []
                 for turn in range(options.rounds):
                     for engine in rotated(engines, turn):

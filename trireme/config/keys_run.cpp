@@ -254,7 +254,7 @@ std::vector<Section> run_sections() {
     {"seed", H, "int >= 0", "1234", "Decides initial weights, order of the data and dropout."},
     {"device", H, "text", "\"auto\"", "Device of the ranks: \"cpu\", \"cuda\" (each rank the GPU with its number on the host), \"cuda:0\" (this one), or \"auto\": cuda where there are GPUs, else cpu."},
     {"tf32", H, "bool", "true", "On GPUs with tensor cores: products of fp32 in TF32, with 10 bits of mantissa; false: in full fp32, 5 to 8 times as slow."},
-    {"cuda_graph", H, "bool|auto", "\"auto\"", "On one GPU: a step is recorded as two CUDA graphs, and replayed with two launches. \"auto\": where that is possible, for models of Trireme's; true: refuses a run where it is not. Numbers do not change."},
+    {"cuda_graph", H, "bool|auto", "\"auto\"", "On one GPU, with true: a step is recorded as two CUDA graphs, and replayed with two launches. A run where that is not possible is refused. \"auto\": off, until a GPU has run it. Numbers do not change."},
     {"eval_every", H, "int >= 0", "0", "Steps between two evaluations; 0: only at the end."},
     {"eval_batches", H, "int >= 0", "0", "Micro-batches of each rank in one evaluation; 0: all validation data."},
     {"checkpoint_every", H, "int >= 0", "0", "Steps between two checkpoints; 0: only at the end."},

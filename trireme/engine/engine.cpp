@@ -353,7 +353,7 @@ at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
       step();
     }
   });
-  return impl_->optimizer_step.outcome()->loss_tensor();
+  return on.give(impl_->optimizer_step.outcome()->loss_tensor());
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {
@@ -361,7 +361,7 @@ at::Tensor Engine::forward(const data::Batch& batch) {
   const StepGraph::OnStream on(impl_->graph.get());
   at::Tensor loss;
   impl_->drop_on_failure([&] { loss = impl_->forward(batch); });
-  return loss;
+  return on.give(std::move(loss));
 }
 void Engine::backward(const at::Tensor& loss) {
   if (impl_->parts.stepper.may_step_in_backward) {

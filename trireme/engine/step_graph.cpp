@@ -44,6 +44,7 @@ void copy_into(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>&
   for (size_t i = 0; i < to.size(); ++i) {
     if (to[i].defined()) {
       at::Tensor(to[i]).copy_(from[i], /*non_blocking=*/true);
+      device::record_stream(from[i], device::current_stream(to[i].device())); // the loader's, of another stream
     }
   }
 }
@@ -117,6 +118,13 @@ StepGraph::OnStream::~OnStream() {
     end.record(own_);
     end.block(outer_);
   }
+}
+
+at::Tensor StepGraph::OnStream::give(at::Tensor tensor) const {
+  if (current_) {
+    device::record_stream(tensor, outer_);
+  }
+  return tensor;
 }
 
 // Targets that count and padding change what a loss function may read from the host.

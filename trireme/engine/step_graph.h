@@ -60,6 +60,8 @@ class StepGraph {
     /// The graphs' stream. Null: changes nothing.
     explicit OnStream(const StepGraph* graph);
     ~OnStream();
+    /// For a caller who uses the tensor on its stream and frees it.
+    at::Tensor give(at::Tensor tensor) const;
     OnStream(const OnStream&) = delete;
     OnStream& operator=(const OnStream&) = delete;
 

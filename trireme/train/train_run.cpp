@@ -182,12 +182,9 @@ data::Datasets TrainRun::open_data() {
   return registry_.open_data(context);
 }
 
-// A program's model may depend on what its host code does in each step, and for packed documents the host reads where
-// they begin.
+// "auto" is off until a GPU has run it.
 config::CudaGraph TrainRun::cuda_graph() const {
-  const bool is_own = run_.model.kind == config::ModelConfig::Kind::of_program;
-  const config::CudaGraph wanted = run_.training.cuda_graph;
-  return wanted == config::CudaGraph::automatic && (is_own || run_.data.pack) ? config::CudaGraph::off : wanted;
+  return run_.training.cuda_graph == config::CudaGraph::on ? config::CudaGraph::on : config::CudaGraph::off;
 }
 
 Task TrainRun::build_task() {

@@ -148,6 +148,13 @@ void Reducer::Impl::install_hooks() {
         const auto self = weak.lock();
         return self ? self->open(b, i) : fused::GradientMemory();
       };
+      // The memory of sharded gradients comes and goes, with the parameters' at stage 3: autograd keeps them in order.
+      if (buffers_[b].flat->gradients_are_sharded()) {
+        torch::autograd::impl::set_post_acc_grad_hooks(buffers_[b].flat->parameter(i),
+                                                       std::make_unique<ReadyHook>(this, std::move(ready)));
+        buffers_[b].accumulators.push_back(torch::autograd::impl::grad_accumulator(buffers_[b].flat->parameter(i)));
+        continue;
+      }
       torch::autograd::impl::set_post_acc_grad_hooks(
           buffers_[b].flat->parameter(i), std::make_unique<HomeHook>(this, std::move(ready), std::move(open)));
       buffers_[b].accumulators.push_back(torch::autograd::impl::grad_accumulator(buffers_[b].flat->parameter(i)));
