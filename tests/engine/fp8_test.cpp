@@ -1,6 +1,7 @@
 // Training in FP8: an engine equals plain libtorch with the same layers, layouts equal one process, a resumed run
 // equals an uninterrupted one, and losses stay near those of bf16.
 #include "language_build.h"
+#include "plain_bf16.h"
 
 #include <trireme/base/log.h>
 #include <trireme/models/adapters.h>
@@ -61,38 +62,15 @@ std::vector<double> losses_of(SplitRun& run, int steps) {
   return losses;
 }
 
-// bf16 parameters, fp32 masters that torch's AdamW steps; layers are told to multiply in FP8 by hand.
+// Layers are told to multiply in FP8 by hand.
 std::vector<double> plain_fp8_losses(int steps, const fp8::Options& how, const models::GptOptions& shape) {
   models::Gpt model(shape);
-  precision::cast_module(*model, precision::Type::bf16);
   for (const auto& module : model->modules()) {
     if (auto* const layer = dynamic_cast<tensor::Fp8Layer*>(module.get())) {
       layer->multiply_in_fp8(std::make_shared<const fp8::Options>(how));
     }
   }
-  std::vector<at::Tensor> masters;
-  for (const at::Tensor& parameter : model->parameters()) {
-    masters.push_back(parameter.detach().to(torch::kFloat32).requires_grad_());
-  }
-  torch::optim::AdamW optimizer(masters, torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
-  std::vector<double> losses;
-  for (int step = 0; step < steps; ++step) {
-    const data::Batch batch = test::batch_of_step(Counting(), step, kSplitBatch);
-    const at::Tensor loss = model->loss(batch.input(), batch.target());
-    model->zero_grad();
-    loss.backward();
-    for (size_t i = 0; i < masters.size(); ++i) {
-      masters[i].mutable_grad() = model->parameters()[i].grad().to(torch::kFloat32);
-    }
-    torch::nn::utils::clip_grad_norm_(masters, 1.0);
-    optimizer.step();
-    const torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < masters.size(); ++i) {
-      model->parameters()[i].copy_(masters[i]);
-    }
-    losses.push_back(loss.item<double>());
-  }
-  return losses;
+  return plain_bf16_losses(model, steps, kSplitBatch);
 }
 
 TEST(Fp8Test, OneRankEqualsPlainLibtorch) {

@@ -1,7 +1,6 @@
-#include "small_run.h"
+#include "plain_bf16.h"
 
 #include <trireme/base/error.h>
-#include <trireme/precision/cast.h>
 #include <trireme/precision/loss_scaler.h>
 
 #include <tests/support/run_ranks.h>
@@ -33,40 +32,10 @@ config::EngineConfig low_config(Type type, int stage = 0, int64_t accumulation =
   return config;
 }
 
-/// The same with nothing but libtorch: bf16 parameters, fp32 masters that torch's AdamW steps.
-std::vector<double> plain_bf16_losses(int steps) {
-  models::Gpt model(small_gpt());
-  precision::cast_module(*model, Type::bf16);
-  std::vector<at::Tensor> masters;
-  for (const at::Tensor& parameter : model->parameters()) {
-    masters.push_back(parameter.detach().to(torch::kFloat32).requires_grad_());
-  }
-  torch::optim::AdamW optimizer(masters, torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
-  const Counting data;
-  std::vector<double> losses;
-  for (int step = 0; step < steps; ++step) {
-    const data::Batch batch = test::batch_of_step(data, step, kBatch);
-    const at::Tensor loss = model->loss(batch.input(), batch.target());
-    model->zero_grad();
-    loss.backward();
-    for (size_t i = 0; i < masters.size(); ++i) {
-      masters[i].mutable_grad() = model->parameters()[i].grad().to(torch::kFloat32);
-    }
-    torch::nn::utils::clip_grad_norm_(masters, 1.0);
-    optimizer.step();
-    const torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < masters.size(); ++i) {
-      model->parameters()[i].copy_(masters[i]);
-    }
-    losses.push_back(loss.item<double>());
-  }
-  return losses;
-}
-
 TEST(MixedPrecisionTest, BfloatOnOneRankEqualsPlainLibtorch) {
   on_ranks(1, [](comm::World& world) {
     SmallRun run(world, low_config(Type::bf16));
-    const std::vector<double> expected = plain_bf16_losses(20);
+    const std::vector<double> expected = plain_bf16_losses(models::Gpt(small_gpt()), 20, kBatch);
     for (int step = 0; step < 20; ++step) {
       EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 2e-3 * expected[step]) << "step " << step;
     }

@@ -1,40 +1,18 @@
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include <trireme/device/peak_bytes.h>
+
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 
 namespace trireme::test {
 
-/// Most bytes of the CPU's tensors at a time since it was made.
-class PeakBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void* memory, int64_t size, size_t, size_t, c10::Device) override {
-    if (size > 0) {
-      sizes_[memory] = size;
-      now_ += size;
-    } else if (const auto found = sizes_.find(memory); found != sizes_.end()) { // not what was there before
-      now_ -= found->second;
-      sizes_.erase(found);
-    }
-    peak_ = std::max(peak_, now_);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t peak() const { return peak_; }
-
- private:
-  std::map<void*, int64_t> sizes_;
-  int64_t now_ = 0, peak_ = 0;
-};
-
 /// Of what f() and the threads of its backward do.
 template <class F>
 int64_t peak_of(const F& f) {
-  const auto bytes = std::make_shared<PeakBytes>();
+  const auto bytes = std::make_shared<device::PeakBytes>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);
   f();
   return bytes->peak();

@@ -4,49 +4,26 @@
 
 #include <trireme/attention/block_layout.h>
 #include <trireme/base/error.h>
+#include <trireme/device/peak_bytes.h>
 #include <trireme/fused/sparse_attention.h>
 #include <trireme/monitor/series.h>
 
 #include <ATen/Parallel.h>
-#include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/autograd.h>
 #include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <functional>
 #include <iomanip>
 #include <memory>
 #include <ostream>
-#include <unordered_map>
 #include <vector>
 
 namespace trireme::tools {
 namespace {
 
 using attention::BlockLayout;
-
-// Of tensors that one thread and the threads of its backward make while it is there.
-class PeakOfTensors : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void* memory, int64_t size, size_t, size_t, c10::Device) override {
-    if (size > 0) {
-      sizes_[memory] = size;
-      now_ += size;
-    } else if (const auto found = sizes_.extract(memory); !found.empty()) {
-      now_ -= found.mapped();
-    }
-    peak_ = std::max(peak_, now_);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t peak() const { return peak_; }
-
- private:
-  std::unordered_map<void*, int64_t> sizes_;
-  int64_t now_ = 0;
-  int64_t peak_ = 0;
-};
 
 struct Way {
   std::string kind;
@@ -117,7 +94,7 @@ void run(Way& way, const Inputs& in, bool counts) {
 }
 
 void measure_memory(Way& way, const Inputs& in) {
-  const auto peak = std::make_shared<PeakOfTensors>();
+  const auto peak = std::make_shared<device::PeakBytes>();
   {
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, peak);
     run(way, in, false);

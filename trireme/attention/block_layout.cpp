@@ -4,11 +4,15 @@
 
 namespace trireme::attention {
 
-BlockLayout::BlockLayout(int64_t block, int64_t blocks, bool causal) : block_(block), blocks_(blocks), causal_(causal) {
+void check_block(int64_t block) {
   if (block != 16 && block != 32 && block != 64 && block != 128) {
     throw InputError("sparse_attention", concat("block: a block has 16, 32, 64 or 128 tokens, not ", block),
                      "Take one of these.");
   }
+}
+
+BlockLayout::BlockLayout(int64_t block, int64_t blocks, bool causal) : block_(block), blocks_(blocks), causal_(causal) {
+  check_block(block);
   if (blocks < 1) {
     throw InputError("sparse_attention", "a layout has no blocks", "Make it for a token at least.");
   }

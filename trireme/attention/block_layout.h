@@ -58,6 +58,8 @@ class BlockLayout {
   std::vector<int64_t> row_ends_ = {0};
 };
 
+/// Errors: InputError for another number of tokens than 16, 32, 64 or 128.
+void check_block(int64_t block);
 /// Refuses options that DeepSpeed refuses. Errors: InputError with the key that is wrong.
 void check_layout(const LayoutOptions& options);
 /// The same for a sequence of `tokens`: windows, random and global blocks that it has not.

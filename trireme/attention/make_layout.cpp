@@ -4,8 +4,8 @@
 #include <trireme/base/hash.h>
 
 #include <algorithm>
-#include <numeric>
-#include <utility>
+#include <string>
+#include <vector>
 
 namespace trireme::attention {
 namespace {
@@ -155,8 +155,7 @@ void require(bool holds, const char* key, const std::string& what, const std::st
 } // namespace
 
 void check_layout(const LayoutOptions& options) {
-  require(options.block == 16 || options.block == 32 || options.block == 64 || options.block == 128, "block",
-          concat("a block has 16, 32, 64 or 128 tokens, not ", options.block), "Take one of these.");
+  check_block(options.block);
   require(!options.horizontal_global_attention || !options.causal, "horizontal_global_attention",
           "global blocks that attend to all blocks need attention \"bidirectional\"",
           "Leave it out, or set attention to \"bidirectional\".");

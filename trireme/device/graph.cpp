@@ -1,5 +1,6 @@
 #include <trireme/device/graph.h>
 
+#include <exception>
 #include <map>
 
 namespace trireme::device {
@@ -17,6 +18,22 @@ std::map<at::DeviceType, MakePool>& graph_makers() {
 }
 
 } // namespace
+
+std::string record(Graph& graph, const std::function<void()>& launch) {
+  std::string why;
+  try {
+    graph.begin_capture();
+    try {
+      launch();
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    graph.end_capture();
+  } catch (const std::exception& error) {
+    why = why.empty() ? error.what() : why;
+  }
+  return why.substr(0, why.find('\n'));
+}
 
 std::unique_ptr<GraphPool> make_graph_pool(at::Device device) {
   const auto found = graph_makers().find(device.type());

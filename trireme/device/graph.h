@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <functional>
 #include <memory>
+#include <string>
 
 namespace trireme::device {
 
@@ -31,6 +33,10 @@ class GraphPool {
   /// Makes an empty graph. It must not outlive the pool.
   virtual std::unique_ptr<Graph> graph() = 0;
 };
+
+/// Records what launch() launches. Returns the first line of what went wrong, in launch() or in the recording; "":
+/// nothing did. Never leaves a recording open.
+std::string record(Graph& graph, const std::function<void()>& launch);
 
 /// Returns an empty pool; null if this kind of device has no graphs.
 std::unique_ptr<GraphPool> make_graph_pool(at::Device device);

@@ -13,7 +13,7 @@
 #include <torch/types.h>
 
 #include <cstring>
-#include <exception>
+#include <string>
 #include <utility>
 
 namespace trireme::engine {
@@ -75,18 +75,7 @@ bool OptimizerStep::record_end() {
   parts_.buffers.reducer->finish();
   parts_.buffers.coordinator->release_all();
   const at::Tensor loss = std::exchange(loss_, end.loss);
-  std::string why;
-  try {
-    end.graph->begin_capture();
-    try {
-      launch_end(end);
-    } catch (const std::exception& error) {
-      why = error.what();
-    }
-    end.graph->end_capture();
-  } catch (const std::exception& error) {
-    why = why.empty() ? error.what() : why;
-  }
+  const std::string why = device::record(*end.graph, [&] { launch_end(end); });
   loss_ = loss;
   stepped_.clear();
   if (std::exchange(begun_, false)) {
@@ -94,7 +83,7 @@ bool OptimizerStep::record_end() {
   }
   if (!why.empty()) {
     end_pool_.reset();
-    log::warning("the end of a step cannot be recorded as a CUDA graph: ", why.substr(0, why.find('\n')),
+    log::warning("the end of a step cannot be recorded as a CUDA graph: ", why,
                  ". Its kernels are launched one by one.");
     return false;
   }

@@ -8,7 +8,6 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 namespace trireme::engine {
@@ -204,18 +203,7 @@ std::vector<StepGraph::Grad> StepGraph::grads() const {
 
 bool StepGraph::record(Recorded& entry, const Launch& launch) {
   entry.graph = pool_->graph();
-  std::string why;
-  try {
-    entry.graph->begin_capture();
-    try {
-      entry.loss_sum = launch(entry.inputs);
-    } catch (const std::exception& error) {
-      why = error.what();
-    }
-    entry.graph->end_capture();
-  } catch (const std::exception& error) {
-    why = why.empty() ? error.what() : why;
-  }
+  const std::string why = device::record(*entry.graph, [&] { entry.loss_sum = launch(entry.inputs); });
   if (why.empty()) {
     entry.grads = grads();
     ++recordings_;
@@ -228,7 +216,7 @@ bool StepGraph::record(Recorded& entry, const Launch& launch) {
   }
   failed_ = true;
   recorded_.clear();
-  const std::string what = concat("a step cannot be recorded as a CUDA graph: ", why.substr(0, why.find('\n')));
+  const std::string what = concat("a step cannot be recorded as a CUDA graph: ", why);
   const char* const advice =
       "The host may not wait for the GPU in model or loss function (item(), nonzero(), copies to the host).";
   if (required_) {
